@@ -22,6 +22,14 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: part of the exhaustive suite (make test-all)")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+def pytest_collection_modifyitems(items):
+    """Tests of a compiled module are run by the process that compiles it; others would wait."""
+    for item in items:
+        for name in {"core", "plan_bindings", "functions"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
 def seed_text() -> str:
     return f"{SEED_VARIABLE}={os.environ[SEED_VARIABLE]}"
 

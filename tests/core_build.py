@@ -55,7 +55,8 @@ def _compile(name: str, sources: Sequence[Path], flags: Sequence[str], folder: P
         [str(source) for source in sources],
         include_dirs=[str(CSRC)],
         cxx_std=20,
-        extra_compile_args=list(flags),
+        # Python's own flags are -O3 -g, which take half as long again.
+        extra_compile_args=[*([] if sys.platform == "win32" else ["-O1", "-g0"]), *flags],
     )
     command = build_ext(Distribution({"name": name, "ext_modules": [extension]}))
     command.build_lib = command.build_temp = str(folder)

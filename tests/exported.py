@@ -1,6 +1,7 @@
 """Programs of ONNX that onnxruntime runs."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,12 +49,12 @@ class Program:
         return {entry.domain: entry.version for entry in self.model.opset_import}[""]
 
     @property
-    def operators(self) -> set[str]:
-        """Of the graph and of the bodies of its loops."""
-        found, graphs = set(), [self.model.graph]
+    def operators(self) -> Counter[str]:
+        """How many of each are in the graph and in the bodies of its loops."""
+        found, graphs = Counter(), [self.model.graph]
         while graphs:
             for node in graphs.pop().node:
-                found.add(node.op_type)
+                found[node.op_type] += 1
                 graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         return found
 

@@ -1,10 +1,22 @@
 """Layers written out from their parameters alone, by a recurrence in plain PyTorch."""
 
+import copy
+import io
+import pickle
+
 import torch
 import torch.nn.functional as F
 
 from selective_scan import S6
 from selective_scan._discretization import DISCRETIZATIONS
+
+
+def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """By each way that Python and PyTorch have to copy a module or to save one whole."""
+    torch.save(module, file := io.BytesIO())
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    return [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded]
 
 
 def turned(rows: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import io
-import multiprocessing
 import os
 import sys
 import time
@@ -17,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from programs import copies
+
 # No test waits longer than this, for the processes to start or for what a call returns. It is a lot
 # since all of a busy machine's tests may run at the same time.
 LIMIT_SECONDS = 240
-# Imported once, by the process of which the others are copies.
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torch.testing._internal.optests"]
 
 
 class Ranks:
@@ -62,8 +61,7 @@ class Ranks:
             raise
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOADED, "problem"])
+        context = copies()
         self._starts += 1
         rendezvous = f"file://{self._folder}/rendezvous{self._starts}"
         for rank in range(self.count):

@@ -13,10 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import programs
 import selective_scan
 from gpu_kernels import skip_without_path
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+PACKAGE = Path(selective_scan.__file__).resolve().parents[1]
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
+    # As programs on a CPU have it; without it they start anew.
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+}
 PASSES = ("forward", "backward", "forward + backward")
 METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
 
@@ -24,16 +31,8 @@ METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
 def run_program(
     name: str, *arguments: str | Path, status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the benchmarks folder with the package that is under test."""
-    package = str(Path(selective_scan.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    """Runs a program of the benchmarks folder; those that it starts have the package under test."""
+    done = programs.run(BENCHMARKS / name, *arguments, environment=ENVIRONMENT)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -432,11 +431,9 @@ def test_ranks_are_set_against_one_of_them(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     program, record = BENCHMARKS / "benchmark_distributed.py", tmp_path / "rows.json"
     sizes = ("--device", "cpu", "--shape", "1,16,101,4", "--runs", "2", "--json", record)
-    package = str(Path(selective_scan.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [*torchrun, str(program), *map(str, sizes)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,
@@ -501,9 +498,8 @@ def test_the_anchors_cover_every_shape_that_they_are_for():
 
 def test_two_revisions_are_timed_in_turns(tmp_path):
     """Here the revision under test with itself: all its results have the same bits."""
-    folder = Path(selective_scan.__file__).resolve().parents[1]
     done = run_program(
-        "compare_revisions.py", folder, folder, "--device", "cpu", "--quick", "--rounds", "2",
+        "compare_revisions.py", PACKAGE, PACKAGE, "--device", "cpu", "--quick", "--rounds", "2",
         "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive", "--json",
         tmp_path / "revisions.json",
     )  # fmt: skip
@@ -529,9 +525,8 @@ def test_two_revisions_are_timed_in_turns(tmp_path):
 
 
 def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
-    folder = Path(selective_scan.__file__).resolve().parents[1]
     done = run_program(
-        "compare_revisions.py", folder, folder, "--users", "--device", device, "--quick",
+        "compare_revisions.py", PACKAGE, PACKAGE, "--users", "--device", device, "--quick",
         "--rounds", "2", "--runs", "3", "--only", "small rl|padded|layers-512|130m token$",
         "--json", tmp_path / "revisions.json",
     )  # fmt: skip
@@ -574,7 +569,6 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, stat
 
 
 def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):
-    folder = Path(selective_scan.__file__).resolve().parents[1]
-    arguments = (folder, tmp_path, "--device", "cpu", "--quick")
+    arguments = (PACKAGE, tmp_path, "--device", "cpu", "--quick")
     done = run_program("compare_revisions.py", *arguments, status=1)
     assert f"not from {tmp_path}" in done.stderr

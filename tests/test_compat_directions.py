@@ -1,8 +1,6 @@
 """Mamba layers of several directions, as forks of mamba_ssm have them, against plain PyTorch."""
 
 import copy
-import io
-import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
+from layers import copies_of
 from selective_scan import MambaMixer
 from selective_scan.compat.mamba_simple import Mamba
 
@@ -155,10 +154,7 @@ def test_initial_values_and_marks(dtype):
 @pytest.mark.parametrize("bimamba_type", TYPES)
 def test_a_layer_is_copied_and_saved(bimamba_type):
     layer, hidden = make(bimamba_type, init_layer_scale=0.1), torch.randn(1, 6, 12)
-    torch.save(layer, file := io.BytesIO())
-    file.seek(0)
-    twins = (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)))
-    for twin in (*twins, torch.load(file, weights_only=False)):
+    for twin in copies_of(layer):
         assert torch.equal(twin(hidden), layer(hidden))
     assert f"bimamba_type='{bimamba_type}'" in repr(layer)
 

@@ -92,7 +92,7 @@ for convolve in (causal_conv1d_fn, causal_conv1d_ref):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", TYPE_CHECKERS)
-def test_types_of_examples(checker, tmp_path):
+def test_types_of_examples(checker, tmp_path, bindings_folder):
     # Where an editable installation leads, which the checkers do not follow.
     package = Path(selective_scan.__file__).resolve().parent.parent
     (tmp_path / "pyproject.toml").write_text(
@@ -107,7 +107,11 @@ def test_types_of_examples(checker, tmp_path):
         stub.parent.mkdir()
         stub.write_text("from typing import Any\ndef __getattr__(name: str) -> Any: ...\n")
     command = (sys.executable, "-m", checker, *TYPE_CHECKERS[checker], ".")
-    environment = os.environ | {"MYPYPATH": str(package)}
+    # What mypy knows of PyTorch serves the next run, too.
+    environment = os.environ | {
+        "MYPYPATH": str(package),
+        "MYPY_CACHE_DIR": str(bindings_folder / "mypy"),
+    }
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import programs
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPT = EXAMPLES / "train_digits.py"
 LONG = EXAMPLES / "train_long.py"
 
 
 def run(*arguments: str, script: Path = SCRIPT) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return programs.run(script, *arguments)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_text_is_learned_and_written(tmp_path):
 
 @pytest.mark.parametrize("opset", ["27", "18"])
 def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
-    small = ["--d-model", "16", "--layers", "2", "--vocabulary", "50", "--length", "7"]
+    small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", "7"]
     few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]
     result = run(*small, *few, script=EXAMPLES / "onnx_language_model.py")
     assert result.returncode == 0, result.stderr
@@ -117,18 +118,18 @@ def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
 @pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
 def test_parity_is_told_by_states_that_rotate(method, tmp_path):
     picture = tmp_path / "parity.png"
-    few = ["--bits", "24", "--steps", "500", "--test-size", "200", "--measure-every", "250"]
+    few = ["--bits", "16", "--steps", "250", "--test-size", "200", "--measure-every", "125"]
     result = run(*few, *method, "--output", str(picture), script=EXAMPLES / "parity.py")
     assert result.returncode == 0, result.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
     *_, title, real, rotating = result.stdout.splitlines()
-    assert title == "accuracy on the parity of 24 bits:"
+    assert title == "accuracy on the parity of 16 bits:"
     accuracies = [
         float(re.fullmatch(rf"  {name} +([\d.]+)%", line)[1])
         for name, line in (("real states", real), ("states that rotate", rotating))
     ]
     assert accuracies[0] < 75 < 95 < accuracies[1]
-    assert "500/500" in result.stderr  # the progress bar
+    assert "250/250" in result.stderr  # the progress bar
 
 
 def test_packing_of_text():
@@ -179,18 +180,15 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_long_training_goes_on_after_it_was_killed(tmp_path):
-    def train(*python: str) -> subprocess.CompletedProcess:
-        options = ("--steps", "9", "--save-every", "2", "--checkpoint", str(tmp_path / "saved.pt"))
-        command = [sys.executable, *python, str(LONG), *SMALL, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240)
-
-    killed = train("-c", KILLED)
+    options = ("--steps", "9", "--save-every", "2", "--checkpoint", str(tmp_path / "saved.pt"))
+    (tmp_path / "killed.py").write_text(KILLED)
+    killed = run(str(LONG), *SMALL, *options, script=tmp_path / "killed.py")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    resumed = train()
+    resumed = run(*SMALL, *options, script=LONG)
     assert resumed.returncode == 0, resumed.stderr
     assert "going on behind step 4" in resumed.stdout
     (tmp_path / "saved.pt").unlink()
-    whole = train()
+    whole = run(*SMALL, *options, script=LONG)
     assert whole.returncode == 0, whole.stderr
     assert "going on" not in whole.stdout
     assert last_loss(resumed.stdout) == pytest.approx(last_loss(whole.stdout), rel=1e-4)

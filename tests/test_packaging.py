@@ -467,45 +467,6 @@ def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     assert "install" in line
 
 
-@pytest.mark.slow
-def test_a_method_left_out_of_a_build_is_refused(tmp_path):
-    build = [sys.executable, str(SETUP), "build", "--build-base", str(tmp_path)]
-    variables = {"SELECTIVE_SCAN_METHODS": "foh", "USE_CUDA": "0"}
-    subprocess.run(
-        [*build, "--build-lib", str(tmp_path / "lib")],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        check=True,
-        capture_output=True,
-    )
-    code = """
-import torch
-from selective_scan import backends, selective_scan_fn
-inputs = [torch.rand(1, 2, 5), torch.rand(1, 2, 5), *(torch.rand(2, 3) for _ in range(3))]
-inputs[0].requires_grad_()
-selective_scan_fn(*inputs, discretization_method="foh").sum().backward()
-print(backends()["cpu"].build["methods"])
-try:
-    selective_scan_fn(*inputs, discretization_method="rk4")
-except RuntimeError as error:
-    print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "lib")},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    methods, error = result.stdout.splitlines()[:2]
-    assert methods == "foh"
-    assert error == (
-        "selective_scan: discretization_method 'rk4' was left out of this build "
-        "(SELECTIVE_SCAN_METHODS=foh); build again without it"
-    )
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ELF files are Linux's")
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
 @pytest.mark.parametrize("name", ["_cpu", "_cuda"])

@@ -6,6 +6,7 @@ from torch.func import vmap
 from torch.library import opcheck
 
 from cases import assert_refused, compiled_with_graphs
+from graphs import capture
 from opchecks import in_order
 from selective_scan import selective_scan_prefill, selective_scan_prefill_ref
 from test_selective_scan_prefill import BF16, BOUNDS, C64, Case, make
@@ -133,10 +134,7 @@ def test_a_captured_call_takes_other_values(cuda_device):
     case = Case(u=BF16, states=BF16, layout="channel_last")
     arguments = make(case, cuda_device)
     before = arguments["states"].clone()
-    selective_scan_prefill(**arguments)  # takes what memory it needs
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = selective_scan_prefill(**arguments)
+    graph, out = capture(lambda: selective_scan_prefill(**arguments))
     for shift in (0, 3):
         arguments["cu_seqlens"].copy_(torch.tensor(BOUNDS).clamp(min=shift))
         arguments["first_position"].add_(shift)

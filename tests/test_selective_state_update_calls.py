@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cases import assert_refused, compiled_with_graphs
+from graphs import capture
 from opchecks import in_order
 from selective_scan import selective_state_update, selective_state_update_ref
 from test_selective_state_update import Case, make
@@ -89,11 +90,7 @@ def test_in_a_cuda_graph_with_changing_indices(cuda_device):
     copy = arguments | {
         name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)
     }
-    selective_state_update(**arguments)
-    arguments["state"].copy_(copy["state"])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = selective_state_update(**arguments)
+    graph, out = capture(lambda: selective_state_update(**arguments))
     arguments["state"].copy_(copy["state"])
     for shift in range(3):
         indices = copy["state_batch_indices"].roll(shift)

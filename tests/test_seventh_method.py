@@ -1,5 +1,6 @@
 """The example of docs/contributing.md is added to a copy of the sources as told there: the tests of
-the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA."""
+the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA. The copy is
+built without the other methods, which are refused."""
 
 import dataclasses
 import importlib.util
@@ -88,13 +89,41 @@ def tree(tmp_path_factory) -> Path:
     return tree
 
 
-def test_the_matrix_passes_on_the_cpu(tree):
+@pytest.fixture(scope="module")
+def built(tree) -> Path:
+    """The copy with a CPU library of the method alone. A debug build takes less than half the time,
+    and has assertions."""
     build = (sys.executable, "setup.py", "build_ext", "--inplace")
-    run(*build, cwd=tree, SELECTIVE_SCAN_METHODS=NAME, USE_CUDA="0")
+    run(*build, cwd=tree, SELECTIVE_SCAN_METHODS=NAME, USE_CUDA="0", DEBUG="1")
+    return tree
+
+
+@pytest.mark.xdist_group("seventh method")  # one process builds
+def test_the_matrix_passes_on_the_cpu(built):
     tests = [f"tests/test_{name}.py" for name in ("core", "gradcheck", "matrix", "reference")]
     select = ("-k", f"{NAME} or methods_are_those", "-m", "not slow and not cuda")
-    output = run(sys.executable, "-m", "pytest", "-q", *select, *tests, cwd=tree)
+    output = run(sys.executable, "-m", "pytest", "-q", *select, *tests, cwd=built)
     assert int(re.search(r"(\d+) passed", output)[1]) > 20, output
+
+
+@pytest.mark.xdist_group("seventh method")
+def test_a_method_left_out_of_a_build_is_refused(built):
+    code = """
+import torch
+from selective_scan import backends, selective_scan_fn
+inputs = [torch.rand(1, 2, 5), torch.rand(1, 2, 5), *(torch.rand(2, 3) for _ in range(3))]
+print(backends()["cpu"].build["methods"])
+try:
+    selective_scan_fn(*inputs, discretization_method="rk4")
+except RuntimeError as error:
+    print(error)
+"""
+    methods, error = run(sys.executable, "-c", code, cwd=built).splitlines()
+    assert methods == NAME
+    assert error == (
+        "selective_scan: discretization_method 'rk4' was left out of this build "
+        f"(SELECTIVE_SCAN_METHODS={NAME}); build again without it"
+    )
 
 
 @pytest.mark.parametrize("name", CUDA_SOURCES)

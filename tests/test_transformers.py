@@ -35,7 +35,8 @@ HYBRID = {
     "num_hidden_layers": 4,
 }
 JAMBA = {
-    "attn_layer_period": 4,
+    "num_hidden_layers": 3,
+    "attn_layer_period": 2,
     "attn_layer_offset": 1,
     "num_experts": 2,
     "num_experts_per_tok": 2,  # for rounding might send a token to another one

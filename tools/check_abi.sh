@@ -16,7 +16,7 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 root=$PWD
 tests=(tests/test_{batching,causal_conv1d_update,compile,derivatives,mamba_mixer,operator,s6}.py)
-test_needs=(hypothesis numpy pytest pytest-xdist scipy)
+test_needs=(hypothesis numpy 'pytest<9.2' pytest-xdist scipy)
 
 rm -rf "$folder/wheel"
 USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \

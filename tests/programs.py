@@ -1,0 +1,58 @@
+"""Programs that tests run, each in a process of its own.
+
+The processes are copies of one that has imported what takes seconds to import. It has not imported
+selective_scan, which is to be the one that the tests have.
+"""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+# No program runs longer than this. It is a lot since all of a busy machine's tests may run at the
+# same time.
+LIMIT_SECONDS = 300
+PRELOADED = ("matplotlib.pyplot", "torch._dynamo", "torch.distributed.fsdp")
+PRELOADED += ("torch.testing._internal.optests",)
+
+
+def copies() -> ForkServerContext:
+    """Whose processes have imported PRELOADED."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def run(
+    script: Path, *arguments: object, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script as `python script arguments` would be run."""
+    command = [str(script), *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = copies().Process(
+            target=_run, args=(command, os.environ | (environment or {}), files)
+        )
+        process.start()
+        process.join(LIMIT_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        status, (out, err) = process.exitcode, (file.read_text() for file in files)
+    return subprocess.CompletedProcess([sys.executable, *command], status, out, err)
+
+
+def _run(command: list[str], environment: dict[str, str], files: list[Path]) -> None:
+    for file, stream in zip(files, (sys.stdout, sys.stderr), strict=True):
+        with file.open("w") as opened:
+            os.dup2(opened.fileno(), stream.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = command
+    sys.path.insert(0, str(Path(command[0]).parent))
+    runpy.run_path(command[0], run_name="__main__")
