@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import published_calls
-from exported import Call, Program, assert_close
+from exported import Program, assert_close
 from problem import METHODS
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache, mamba_inner_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
@@ -42,7 +42,7 @@ def test_s6(options, tmp_path):
 def test_methods(tmp_path):
     """Of one size, which takes less time."""
     layers = (S6(D_MODEL, d_state=4, depth=1, discretization_method=it) for it in METHODS[1:])
-    check(Call(nn.Sequential(*layers)), rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
+    check(nn.Sequential(*layers), rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
 
 
 def test_the_trapezoid_is_refused():

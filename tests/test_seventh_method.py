@@ -39,14 +39,12 @@ EDITS = (
         '    "midpoint": (mpmath.exp, lambda x: mpmath.exp(x / 2)),\n',
     ),
 )
-# One source of each kind of CUDA kernels, of csrc/cuda/instantiations.py.
+# One source of each kind of CUDA kernels that run any method, of csrc/cuda/instantiations.py.
 CUDA_SOURCES = (
-    "floor_real",
-    "dstate1",
-    "relay",
-    "prompt",
-    "streamed_forward_complex_float_2x8",
+    "floor_float",
+    "streamed_forward_float_4x4",
     "streamed_backward_float_4_variable",
+    "update_float",
 )
 
 

@@ -142,6 +142,7 @@ STREAMED_FORWARD = [
 # Bytes of an element, and what a warp's lanes stand for as they move rows.
 STREAMED_MAPS = ("kSteps", "kChannels")
 STREAMED_ACCESS = list(itertools.product((2, 4), STREAMED_MAPS))
+STREAMED_SIZES = ("kTwoBytes", "kFloat32")
 
 # Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether
 # B and C vary, what is known of elements.
@@ -165,8 +166,8 @@ STREAMED_BACKWARD = [
     )
     for name, kind, bits, variable, method, elements in [
         ("float_4_variable", "float", 2, "true", "METHOD", ("kBFloat16", "kFloat16", "kFloat32")),
-        ("float_4_constant", "float", 2, "false", COMMON, ("kTwoBytes", "kFloat32")),
-        ("complex_float_8_variable", "Complex<float>", 3, "true", COMMON, ("kTwoBytes", "kFloat32")),
+        ("float_4_constant", "float", 2, "false", COMMON, STREAMED_SIZES),
+        ("complex_float_8_variable", "Complex<float>", 3, "true", COMMON, STREAMED_SIZES),
     ]
 ]
 

@@ -50,11 +50,14 @@ def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> Exporte
         if isinstance(part, fx.GraphModule):
             _replace_ops(part, forms)
     signature = copy.deepcopy(program.graph_signature)
-    for spec, result in zip(
-        signature.output_specs, module.graph.output_node().args[0], strict=True
+    # A copied graph may name an input anew, such as one that is called as a function of Python's is.
+    for specs, nodes in (
+        (signature.input_specs, module.graph.find_nodes(op="placeholder")),
+        (signature.output_specs, module.graph.output_node().args[0]),
     ):
-        if isinstance(result, fx.Node):
-            spec.arg = dataclasses.replace(spec.arg, name=result.name)
+        for spec, node in zip(specs, nodes, strict=True):
+            if isinstance(node, fx.Node):
+                spec.arg = dataclasses.replace(spec.arg, name=node.name)
     return program._update(module, signature)
 
 
