@@ -50,7 +50,7 @@ def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> Exporte
         if isinstance(part, fx.GraphModule):
             _replace_ops(part, forms)
     signature = copy.deepcopy(program.graph_signature)
-    # A copied graph may name an input anew, such as one that is called as a function of Python's is.
+    # A copied graph may name an input anew, such as one that is called as a function of Python.
     for specs, nodes in (
         (signature.input_specs, module.graph.find_nodes(op="placeholder")),
         (signature.output_specs, module.graph.output_node().args[0]),
