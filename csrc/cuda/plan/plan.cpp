@@ -106,8 +106,9 @@ bool is_preferred(const BackwardParams& params, const Device& device,
          blocks * params.seqlen * 2 * relay::kPaddedStates <= figures.relay_sums;
 }
 
-/// The streamed kernels pad one state to sixteen. That pays where others, which have less to do,
-/// have too little of it to keep the device busy.
+/// The streamed kernels pad one state to sixteen. That pays where nobody else but the floor takes
+/// one state, or where others, which have less to do, have too little of it to keep the device
+/// busy.
 bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
   return !has_enough_channels(params, figures) &&
          params.batch * params.dim * params.seqlen <= figures.padding_elements;
