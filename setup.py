@@ -41,7 +41,7 @@ RELEASE_WHEELS = {"cpu": None, "cu12": 12, "cu13": 13}
 # What compiling all methods takes of one core: the CPU library, and the CUDA one for each GPU
 # architecture. docs/contributing.md has what a release took.
 CPU_MINUTES = 6
-CUDA_MINUTES = 18
+CUDA_MINUTES = 14
 
 
 def stop(sentence: str) -> NoReturn:
