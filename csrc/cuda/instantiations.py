@@ -17,7 +17,7 @@ CSRC = Path(__file__).resolve().parent.parent
 
 # Methods that may share kernels, as kernel_method() of csrc/core/discretization/method.h has them.
 SERIES = ("highorder", "poly", "rk4")
-# The method that alone has kernels of the shapes that are not the common one.
+# What stands for the method where there are kernels of zoh alone.
 COMMON = "kCommonMethod"
 
 
@@ -142,6 +142,7 @@ STREAMED_FORWARD = [
 # Bytes of an element, and what a warp's lanes stand for as they move rows.
 STREAMED_MAPS = ("kSteps", "kChannels")
 STREAMED_ACCESS = list(itertools.product((2, 4), STREAMED_MAPS))
+# What is known of elements where both types of two bytes share kernels.
 STREAMED_SIZES = ("kTwoBytes", "kFloat32")
 
 # Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether

@@ -72,10 +72,9 @@ struct ChannelTile {
 // B or C of a group. A lane fetches one step of every chunk, and shared memory hands them to all
 // channels of the warp.
 //   fetch()    the lane's step of the chunk that begins with `first_step`, as it lies in memory
-//   put()      to shared memory
-//   read()     the values for a lane's steps
+//   put()      to shared memory, where read_shared() finds those of a lane's steps
 
-/// Variable, and of this type.
+/// B or C of this type.
 template <class Element>
 class KnownProjection {
  public:

@@ -106,13 +106,14 @@ bool is_preferred(const BackwardParams& params, const Device& device,
          blocks * params.seqlen * 2 * relay::kPaddedStates <= figures.relay_sums;
 }
 
-/// The streamed kernels pad one state to sixteen. That pays where nobody else but the floor takes
-/// one state, or where others, which have less to do, have too little of it to keep the device
-/// busy.
+/// Whether the paths for one state, which have less to do than streamed, have too little of it to
+/// keep the device busy.
 bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
   return !has_enough_channels(params, figures) &&
          params.batch * params.dim * params.seqlen <= figures.padding_elements;
 }
+/// The streamed kernels pad one state to sixteen. That pays where nobody else but the floor takes
+/// one state, or where others would be idle.
 bool pays_padding(const ScanParams& params, const Choice& figures) {
   const bool others_take_one =
       !params.is_complex && params.variable_B && has_all_kernels(params.method);
