@@ -21,11 +21,27 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PACKAGE = Path(selective_scan.__file__).resolve().parents[1]
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
-    # As programs on a CPU have it; without it they start anew.
+    # As programs on a CPU have it; without it they start anew, for which there is a test below.
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
 PASSES = ("forward", "backward", "forward + backward")
 METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
+def test_a_program_starts_anew_to_keep_freed_memory():
+    code = "import os; from harness.timing import keep_freed_memory; keep_freed_memory(); "
+    code += "print(os.environ['GLIBC_TUNABLES'])"
+    environment = {"PYTHONPATH": str(BENCHMARKS), "GLIBC_TUNABLES": "glibc.malloc.check=0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    kept = f"{environment['GLIBC_TUNABLES']}:{ENVIRONMENT['GLIBC_TUNABLES']}\n"
+    assert done.stdout == kept, done.stderr
 
 
 def run_program(

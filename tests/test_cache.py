@@ -233,7 +233,7 @@ def test_a_cache_outlives_inference_mode(device):
     ("backend", "lengths", "d_conv"),
     [
         ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 4),
-        ("aot_eager", [9, 1, 7], 9),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 9),
         ("inductor", [3, 1, 1], 4),
     ],
 )

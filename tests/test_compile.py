@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from opchecks import QUICK, THOROUGH, in_order, opcheck_forward
+from opchecks import in_order, opcheck_forward
 from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
@@ -72,9 +72,12 @@ def test_opcheck_of_the_backward_op(case, device):
     forward, backward = ops()
     inputs = arguments(case, device, False)
     out, last_state, states = forward(*inputs, True)
-    torch.library.opcheck(backward, (out, last_state, *inputs, states), test_utils=THOROUGH)
-    for given in ((out, None, *inputs, None), (None, last_state, *inputs, states[:0])):
-        torch.library.opcheck(backward, given, test_utils=QUICK)
+    for given in (
+        (out, last_state, *inputs, states),
+        (out, None, *inputs, None),
+        (None, last_state, *inputs, states[:0]),
+    ):
+        torch.library.opcheck(backward, given)
 
 
 def half_of_a_wider_tensor(like):
@@ -93,7 +96,7 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
         if name in ("u", "delta", "B", "C", "z")
     }
     backward = torch.ops.selective_scan.selective_scan_bwd_out.default
-    torch.library.opcheck(backward, (out, last_state, *inputs, states), given, test_utils=QUICK)
+    torch.library.opcheck(backward, (out, last_state, *inputs, states), given)
 
 
 @pytest.mark.parametrize("return_last_state", [False, True])

@@ -30,10 +30,9 @@ def cases():
         yield from (events.with_(B=kind, C=kind) for kind in ("constant", kinds[-1]))
         yield events.with_(reverse=True, z=False, D=False)
         yield LONG.with_(complex=is_complex, method=method)
+        yield LONG.with_(complex=is_complex, method=method, input_delta=torch.float64)
     for is_complex, layout in itertools.product((False, True), LAYOUTS):
         yield SMALL.with_(complex=is_complex, layout=layout, method="foh")
-    for is_complex in (False, True):
-        yield LONG.with_(complex=is_complex, method="foh", input_delta=torch.float64)
     yield LONG.with_(reverse=True)
     yield LONG.with_(complex=True, B="packed", C="packed", reverse=True)
 

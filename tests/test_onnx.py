@@ -267,7 +267,8 @@ def test_convolution_update(steps, normal, check):
     check(function, x, normal(BATCH, DIM, 5), normal(DIM, 4), normal(DIM))
 
 
-@pytest.mark.parametrize(("heads", "steps"), [((), ()), ((2,), (3,))])
+@pytest.mark.parametrize("heads", [(), (2,)])
+@pytest.mark.parametrize("steps", [(), (3,)])
 def test_state_update(heads, steps, normal, check):
     def function(backend, state, x, dt, A, B, C, D, z, bias):
         state = state.clone()

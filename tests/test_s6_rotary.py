@@ -261,11 +261,10 @@ def test_plain_layers_are_what_they_were():
     assert "rotary=True" in repr(S6(DIM, rotary=True))
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_compiled(bidirectional, device):
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_compiled(options, device):
     torch._dynamo.reset()
-    model = model_of(device, torch.float32, bidirectional=bidirectional, **BOTH)
-    x = sequence(device, torch.float32)
+    model, x = model_of(device, torch.float32, **options), sequence(device, torch.float32)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     out, expected = compiled(x), model(x)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
@@ -285,9 +284,9 @@ def test_compiled_steps(device):
     torch.testing.assert_close(torch.cat(parts, 1), model(x[:, :6]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_exported_for_any_length(bidirectional):
-    model, x = model_of(bidirectional=bidirectional, **BOTH), sequence()
+@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
+def test_exported_for_any_length(options):
+    model, x = model_of(**options), sequence()
     length = torch.export.Dim("length", min=2)
     program = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
     for seqlen in (2, SEQLEN, 40):
