@@ -57,14 +57,17 @@ constexpr bool is_first_of_kernels(Method method) {
 /// within a kernel that has the code of all.
 template <class Visit>
 SELECTIVE_SCAN_HD void visit_kernel_method(Method method, const Visit& visit) {
-  const auto visit_if = [&]<Method kMethod>() {
+  const auto is_visited = [&]<Method kMethod>() {
     if constexpr (is_first_of_kernels(kMethod)) {
       constexpr Method kKernels = kernel_method(kMethod);
-      if (kernel_method(method) == kKernels) visit.template operator()<kKernels>();
+      if (kernel_method(method) != kKernels) return false;
+      visit.template operator()<kKernels>();
+      return true;
     }
+    return false;
   };
   [&]<int... kMethods>(std::integer_sequence<int, kMethods...>) {
-    (visit_if.template operator()<static_cast<Method>(kMethods)>(), ...);
+    (is_visited.template operator()<static_cast<Method>(kMethods)>() || ...);
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 

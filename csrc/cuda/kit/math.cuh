@@ -253,6 +253,9 @@ __device__ __forceinline__ double device_sigmoid(double x) {
   return sigmoid<DeviceMath>(x);
 }
 
+__device__ __forceinline__ float device_silu(float x) {
+  return x * device_sigmoid(x);
+}
 /// x·silu(z)
 template <int kSize>
 __device__ __forceinline__ float gated(float x, float z) {

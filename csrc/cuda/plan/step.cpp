@@ -54,8 +54,10 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   shared.barriers = take(2 * kMostStages * sizeof(BarrierState));
   shared.input_barriers = take(2 * kInputBuffers * sizeof(BarrierState));
   shared.sums = take(2 * kProductWarps * kTileRows * reals);
-  shared.squares = take(kComputeWarps * reals);
-  shared.xz = take(2 * channels * reals);
+  shared.squares = take(rows * kComputeThreads * static_cast<int64_t>(sizeof(float)));
+  shared.norm_scale = take(reals);
+  shared.in = take(channels * reals);
+  shared.gates = take(channels * reals);
   shared.x = take(channels * reals);
   shared.y = take(channels * reals);
   shared.projections = take(projections * reals);

@@ -63,13 +63,19 @@ struct Block {
   __device__ __forceinline__ Activations<W> activations() const {
     return {shared<W>(plan.shared.activations), plan.activation_pitch};
   }
-  __device__ __forceinline__ float* xz() const { return shared<float>(plan.shared.xz); }
+  __device__ __forceinline__ float* in() const { return shared<float>(plan.shared.in); }
+  __device__ __forceinline__ float* gates() const { return shared<float>(plan.shared.gates); }
   __device__ __forceinline__ float* x() const { return shared<float>(plan.shared.x); }
   __device__ __forceinline__ float* projections() const {
     return shared<float>(plan.shared.projections);
   }
   __device__ __forceinline__ float* residual() const { return shared<float>(plan.shared.residual); }
-  __device__ __forceinline__ float* squares() const { return shared<float>(plan.shared.squares); }
+  __device__ __forceinline__ float* squares(int row) const {
+    return shared<float>(plan.shared.squares) + row * kComputeThreads;
+  }
+  __device__ __forceinline__ float& norm_scale(int row) const {
+    return shared<float>(plan.shared.norm_scale)[row];
+  }
   /// In layers of even and of odd numbers.
   __device__ __forceinline__ Scale& scale(int row, int layer) const {
     return shared<Scale>(plan.shared.scale)[layer % 2 * kRows + row];

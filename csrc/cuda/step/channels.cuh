@@ -61,25 +61,23 @@ __device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
   return item;
 }
 
-constexpr int kConvolutionThreads = (kComputeWarps - kProductWarps) * kWarpSize;
-
 /// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
-/// Warps that do not multiply do this, while the others begin with z.
+/// Those that do not multiply do this, while the others begin with z.
 template <class W, int kRows>
 __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer,
                                          int layer_number) {
-  meet();
+  if (is_multiplier()) return;
+  meet_finishers();
   const StepParams& params = own.params;
   const int channels = own.channels.count, items = channels * static_cast<int>(params.batch);
   const int steps = static_cast<int>(params.steps), width = static_cast<int>(params.width);
-  const int thread = static_cast<int>(threadIdx.x) - kProductWarps * kWarpSize;
-  if (thread < 0) return;
+  const int thread = static_cast<int>(threadIdx.x) - kProductThreads;
   const float* const inputs = own.inputs().acquire(layer_number);
   const int lane = thread % kWarpSize;
 #pragma unroll 1
-  for (int first = thread - lane; first < items; first += kConvolutionThreads) {
+  for (int first = thread - lane; first < items; first += kFinishThreads) {
     const Item item = item_at(own, first + lane);
-    const float* const x = own.xz() + item.local * kRows + item.entry * steps;
+    const float* const x = own.in() + item.local * kRows + item.entry * steps;
     const float* const given = inputs + item.local;
     const float* const taps = given + kFirstTap * channels;
     const float* const kept = taps + (width + item.entry * (width - 1)) * channels;
@@ -93,7 +91,7 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
       float sum = bias;
 #pragma unroll 4
       for (int k = 0; k < width; ++k) sum = fmaf(taps[k * channels], seen(step + k), sum);
-      const float value = sum * device_sigmoid(sum);
+      const float value = device_silu(sum);
       const int row = item.entry * steps + step;
       if (item.exists) own.x()[item.local * kRows + row] = value;
       send_channel<1>(own, own.exchange.x, own.epoch + kX, item.exists, item.local, row, value);
@@ -206,8 +204,7 @@ __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const St
       __syncwarp();
       continue;
     }
-    const float z = own.xz()[(channels + item.local) * kRows + row] + given[kZBias * channels];
-    y = fmaf(given[kD * channels], x, y) * (z * device_sigmoid(z));
+    y = fmaf(given[kD * channels], x, y) * own.gates()[item.local * kRows + row];
     send_channel<kChannelLanes>(own, own.exchange.y, own.epoch + kY, lane == 0 && item.exists,
                                 item.local, row, y);
   }

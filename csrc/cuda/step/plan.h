@@ -18,6 +18,10 @@ constexpr int kMostRows = 16;
 constexpr int kComputeWarps = 12;
 constexpr int kProductWarps = 8;  // of those, which multiply
 constexpr int kComputeThreads = kComputeWarps * 32;
+constexpr int kProductThreads = kProductWarps * 32;
+/// The others finish tiles, and do what else there is to be done meanwhile.
+constexpr int kFinishWarps = kComputeWarps - kProductWarps;
+constexpr int kFinishThreads = kFinishWarps * 32;
 constexpr int kThreads = kComputeThreads + 64;  // and two warps that fetch
 
 /// Rows of weights that are multiplied together, a stage of the ring: kStageBytes hold kRowBytes of
@@ -61,9 +65,11 @@ struct SharedLayout {
   int stages;          // of the ring
   int activations;     // [row][column], what a product multiplies with
   int sums;            // of warps, for two tiles
-  int squares;         // [warp][row], sums of them
-  int xz;              // x and z of own channels
+  int squares;         // [row][thread], sums of them
+  int norm_scale;      // of every row, what its sums are multiplied with
+  int in;              // x of own channels, in front of the convolution
   int x;               // of own channels, behind the convolution
+  int gates;           // of own channels, what z becomes
   int y;               // of own channels
   int projections;     // dt, B and C of all rows
   int residual;        // of own channels of the stream

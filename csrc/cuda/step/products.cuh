@@ -2,10 +2,10 @@
 //
 // A stage of the ring holds some columns of 16 rows of the matrix. Two-byte weights are the A
 // operand of m16n8k16 mma, whose narrow side the rows of activations are, 8 or 16 of them: one
-// costs what 8 cost. The warps that multiply share a stage's columns. At the end of a tile the last
-// warps of the block add up what they have, in their order, while they go on with the next tile. Of
-// fp32 weights each has two rows of the tile, whose columns its lanes share. Either way a row's sum
-// does not depend on how many rows of activations there are.
+// costs what 8 cost. The warps that multiply share a stage's columns. Of fp32 weights each has two
+// rows of the tile, whose columns its lanes share. At the end of a tile the warps beside them add up
+// what there is of a sum, in the order of the warps, while these go on with the next tile. Either
+// way a row's sum does not depend on how many rows of activations there are.
 //
 // Bound by: what comes through the ring; else by the latency of one stage after the other.
 #pragma once
@@ -21,6 +21,13 @@ namespace selective_scan::cuda::step {
 /// All threads that compute meet.
 __device__ __forceinline__ void meet() {
   cuda::meet(1, kComputeWarps);
+}
+__device__ __forceinline__ bool is_multiplier() {
+  return threadIdx.x < kProductThreads;
+}
+/// Those that do not multiply meet.
+__device__ __forceinline__ void meet_finishers() {
+  cuda::meet(2, kFinishWarps);
 }
 
 /// The sum over so many lanes beside one another.
@@ -74,6 +81,9 @@ class TileSums {
   static constexpr int kParts = kRows / 8;
 
  public:
+  /// Every warp leaves a summand of every sum.
+  static constexpr int kSummands = kProductWarps;
+
   /// Adds what `columns` columns of a stage give, which begin at `column` of the activations.
   __device__ __forceinline__ void add(const char* stage, const Activations<W>& activations,
                                       int column, int columns, int rows) {
@@ -102,32 +112,16 @@ class TileSums {
     }
   }
 
-  /// All threads meet, then finish(row of the tile, row of activations, sum) is called, each by one
-  /// thread and for every tile by the same; `room` is for one tile.
-  template <class Finish>
-  __device__ __forceinline__ void finish(float* room, int rows, const Finish& finish) {
+  /// Leaves them in `room`: [summand][row of the tile][row of activations].
+  __device__ __forceinline__ void leave(float* room, int /*rows*/) const {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-    if (warp < kProductWarps) {
-      float* const own = room + (warp * kTileRows + lane / 4) * kRows;
+    float* const own = room + (warp * kTileRows + lane / 4) * kRows;
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int at = part * 8 + lane % 4 * 2;
-        store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
-        store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
-      }
+    for (int part = 0; part < kParts; ++part) {
+      const int at = part * 8 + lane % 4 * 2;
+      store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
+      store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
     }
-    meet();
-    static_assert(kTileRows * kRows <= kComputeThreads);
-    // The last threads do this, while warps that multiply go on.
-    const int thread = kComputeThreads - 1 - static_cast<int>(threadIdx.x);
-    const int row = thread % kTileRows, at = thread / kTileRows;
-    if (at >= rows) return;
-    float sum = 0;
-#pragma unroll
-    for (int other = 0; other < kProductWarps; ++other) {
-      sum += room[(other * kTileRows + row) * kRows + at];
-    }
-    finish(row, at, sum);
   }
 
  private:
@@ -140,6 +134,8 @@ class TileSums<float, kRows> {
   static constexpr int kOwn = kTileRows / kProductWarps;  // rows of a tile that a warp has
 
  public:
+  static constexpr int kSummands = 1;
+
   __device__ __forceinline__ void add(const char* stage, const Activations<float>& activations,
                                       int column, int columns, int rows) {
     constexpr int kPack = 4;
@@ -167,11 +163,8 @@ class TileSums<float, kRows> {
     }
   }
 
-  template <class Finish>
-  __device__ __forceinline__ void finish(float* /*room*/, int rows, const Finish& finish) {
-    meet();
+  __device__ __forceinline__ void leave(float* room, int rows) const {
     const int lane = threadIdx.x % kWarpSize;
-    if (threadIdx.x >= kProductWarps * kWarpSize) return;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float own = 0;
@@ -182,12 +175,28 @@ class TileSums<float, kRows> {
         if (lane == row) own = sum;
       }
       const int tile_row = static_cast<int>(threadIdx.x) / kWarpSize + i * kProductWarps;
-      if (lane < rows) finish(tile_row, lane, own);
+      if (lane < rows) room[tile_row * kRows + lane] = own;
     }
   }
 
  private:
   float sums_[kOwn][kRows] = {};
 };
+
+/// Adds up what is in `room`, by those that do not multiply: finish(row of the tile, row of
+/// activations, sum) is called for each, of every tile by the same thread.
+template <int kSummands, int kRows, class Finish>
+__device__ __forceinline__ void finish_tile(const float* room, int rows, const Finish& finish) {
+#pragma unroll
+  for (int first = 0; first < kTileRows * kRows; first += kFinishThreads) {
+    const int item = first + static_cast<int>(threadIdx.x) - kProductThreads;
+    const int tile_row = item % kTileRows, row = item / kTileRows;
+    if (row >= rows) return;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSummands; ++i) sum += room[(i * kTileRows + tile_row) * kRows + row];
+    finish(tile_row, row, sum);
+  }
+}
 
 }  // namespace selective_scan::cuda::step

@@ -25,25 +25,16 @@ namespace selective_scan::cuda::step {
 
 // --- the stream ---
 
-/// The norm in front of a product.
+/// The norm in front of a layer, and behind the last one.
 struct Norm {
   const void* weight;  // null: none, the stream is multiplied as it is
   DType dtype;
 };
 template <class W, int kRows>
-__device__ __forceinline__ Norm norm_of(const Block<W, kRows>& own, Product product, int layer) {
+__device__ __forceinline__ Norm norm_of(const Block<W, kRows>& own, int layer) {
   const StepParams& params = own.params;
-  if (product == Product::kHead) return {params.final_norm, params.final_norm_dtype};
+  if (layer == params.layers) return {params.final_norm, params.final_norm_dtype};
   return {own.args.layers[layer].norm, params.norm_dtype};
-}
-
-/// The norm's scale of a row, when all its squares are there.
-template <class W, int kRows>
-__device__ __forceinline__ float norm_scale(const Block<W, kRows>& own, int row) {
-  float squares = 0;
-#pragma unroll
-  for (int warp = 0; warp < kComputeWarps; ++warp) squares += own.squares()[warp * kRows + row];
-  return rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
 }
 
 /// The power of two in a norm's scale; 1 where it or its inverse is no normal number.
@@ -69,7 +60,6 @@ __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, Norm nor
   struct Norms {
     RawElement low, high;
   };
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const Activations<W> activations = own.activations();
   receive_pairs(
       own.words(own.exchange.residual), own.params.dim, own.rows, own.epoch,
@@ -77,23 +67,46 @@ __device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, Norm nor
         return Norms{Source{norm.weight, norm.dtype, 2 * place.pair}.fetch(),
                      Source{norm.weight, norm.dtype, 2 * place.pair + 1}.fetch()};
       },
-      [&](PairPlace place, bool exists, uint32_t low_bits, uint32_t high_bits, const Norms& norms) {
-        float low = exists ? bit_cast<float>(low_bits) : 0.0f;
-        float high = exists ? bit_cast<float>(high_bits) : 0.0f;
+      [&](PairPlace place, uint32_t low_bits, uint32_t high_bits, const Norms& norms) {
+        float low = bit_cast<float>(low_bits), high = bit_cast<float>(high_bits);
         if (norm.weight != nullptr) {
-          const float squares = sum_of_lanes<kWarpSize>(fmaf(low, low, high * high));
-          if (lane == 0) {
-            float& sum = own.squares()[warp * kRows + place.row];
-            sum = place.pair < kComputeThreads ? squares : sum + squares;
-          }
+          const float squares = fmaf(low, low, high * high);
+          float& sum = own.squares(place.row)[threadIdx.x];
+          sum = place.pair < kComputeThreads ? squares : sum + squares;
           const float before = own.scale(place.row, layer).before;
           low *= before * norms.low.value(norm.dtype);
           high *= before * norms.high.value(norm.dtype);
         }
-        if (!exists) return;
         store_pack(activations.data + place.row * activations.pitch + 2 * place.pair,
                    Pack<W, 2>{{from_real<W>(low), from_real<W>(high)}});
       });
+}
+
+/// Finds what the sums of rows that were put into the activations are multiplied with, beside the
+/// product, by those that do not multiply; and what the next layer's stream is multiplied with.
+template <class W, int kRows>
+__device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, Norm norm, int layer) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int pairs = static_cast<int>(own.params.dim) / 2;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / kWarpSize - kProductWarps; row < own.rows;
+       row += kFinishWarps) {
+    const Scale scale = own.scale(row, layer);
+    if (norm.weight == nullptr) {
+      own.norm_scale(row) = 1;
+      own.scale(row, layer + 1) = scale;
+      continue;
+    }
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kComputeThreads; i += kWarpSize) {
+      if (i + lane < pairs) squares += own.squares(row)[i + lane];
+    }
+    squares = sum_of_lanes<kWarpSize>(squares);
+    const float whole = rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
+    own.norm_scale(row) = whole * scale.inverse;
+    own.scale(row, layer + 1) = power_of_two(whole);
+  }
 }
 
 /// Puts x or y, as blocks have sent it, into the activations.
@@ -102,15 +115,13 @@ __device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t of
                                           uint32_t epoch) {
   constexpr int kWordValues = Block<W, kRows>::kWordValues;
   const Activations<W> activations = own.activations();
-  receive_pairs(
-      own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
-      [](PairPlace) { return RawElement{}; },
-      [&](PairPlace place, bool exists, uint32_t low, uint32_t high, RawElement) {
-        if (!exists) return;
-        W* const target =
-            activations.data + place.row * activations.pitch + place.pair * 2 * kWordValues;
-        store_pack(reinterpret_cast<uint32_t*>(target), Pack<uint32_t, 2>{{low, high}});
-      });
+  receive_pairs(own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
+                [](PairPlace) { return RawElement{}; },
+                [&](PairPlace place, uint32_t low, uint32_t high, RawElement) {
+                  W* const target = activations.data + place.row * activations.pitch +
+                                    place.pair * 2 * kWordValues;
+                  store_pack(reinterpret_cast<uint32_t*>(target), Pack<uint32_t, 2>{{low, high}});
+                });
 }
 
 /// What a product multiplies with, which is there when all threads have met.
@@ -118,7 +129,7 @@ template <class W, int kRows>
 __device__ __forceinline__ void fill(const Block<W, kRows>& own, Product product, int layer) {
   if (product == Product::kX) return fill_sent(own, own.exchange.x, own.epoch + kX);
   if (product == Product::kOut) return fill_sent(own, own.exchange.y, own.epoch + kY);
-  fill_normed(own, norm_of(own, product, layer), layer);
+  fill_normed(own, norm_of(own, layer), layer);
 }
 
 /// The stream as it comes.
@@ -138,11 +149,13 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   meet();
   // Float16 alone does not hold whatever the stream may be without its norm's scale.
   if constexpr (std::is_same_v<W, Half>) {
-    if (own.args.layers[0].norm == nullptr) return;
-    fill(own, Product::kIn, 0);
+    const Norm norm = norm_of(own, 0);
+    if (norm.weight == nullptr) return;
+    fill_normed(own, norm, 0);
     meet();
-    own.for_each_item(own.rows,
-                      [&](int row) { own.scale(row, 0) = power_of_two(norm_scale(own, row)); });
+    if (!is_multiplier()) find_norm_scales(own, norm, 0);
+    meet();
+    own.for_each_item(own.rows, [&](int row) { own.scale(row, 0) = own.scale(row, 1); });
     meet();
   }
 }
@@ -160,14 +173,16 @@ __device__ __forceinline__ void store(const Block<W, kRows>& own, int row, int64
 /// Ends the stack where there is no head.
 template <class W, int kRows>
 __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
-  const Norm norm = norm_of(own, Product::kHead, layer);
-  if (norm.weight != nullptr) fill(own, Product::kHead, layer);
+  const Norm norm = norm_of(own, layer);
+  if (norm.weight != nullptr) fill_normed(own, norm, layer);
+  meet();
+  if (!is_multiplier()) find_norm_scales(own, norm, layer);
   meet();
   own.for_each_item(own.outputs.count * own.rows, [&](int i) {
     const int row = i / own.outputs.count, local = i % own.outputs.count;
     float value = own.residual()[local * kRows + row];
     if (norm.weight != nullptr) {
-      value *= norm_scale(own, row) *
+      value *= own.norm_scale(row) * own.scale(row, layer).before *
                RawElement(norm.weight, norm.dtype, own.outputs.first + local).value(norm.dtype);
     }
     store(own, row, own.outputs.first + local, value);
@@ -182,7 +197,7 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
                                      int local, int row, float sum) {
   if (product == Product::kX) {
     const int projection = own.matrices.projections.first + local;
-    send(own.words(own.exchange.projections) + projection * kRows + row, sum,
+    send(own.words(own.exchange.projections) + row * own.params.projections() + projection, sum,
          own.epoch + kProjections);
   } else if (product == Product::kOut) {
     const StepLayer& weights = own.args.layers[layer];
@@ -191,14 +206,15 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
     if (weights.norm != nullptr) sum += own.residual()[local * kRows + row];
     put_residual(own, local, row, sum, own.epoch + kResidual);
   } else {
-    if (norm_of(own, product, layer).weight != nullptr) {
-      const float scale = norm_scale(own, row);
-      sum *= scale * own.scale(row, layer).inverse;
-      if (local == 0) own.scale(row, layer + 1) = power_of_two(scale);
-    }
+    sum *= own.norm_scale(row);
     if (product == Product::kHead) return store(own, row, own.matrices.words.first + local, sum);
-    const int place = product == Product::kIn ? local : own.channels.count + local;
-    own.xz()[place * kRows + row] = sum;
+    if (product == Product::kIn) {
+      own.in()[local * kRows + row] = sum;
+    } else {
+      // Nobody waits for z, so that what becomes of it is done here.
+      const float* const bias = own.inputs().acquire(layer) + kZBias * own.channels.count;
+      own.gates()[local * kRows + row] = device_silu(sum + bias[local]);
+    }
   }
 }
 
@@ -213,19 +229,32 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
     fill(own, product, layer);
     meet();
   }
-  for_each_tile(matrix, [&](int tile) {
-    TileSums<W, kRows> sums;
-    if (threadIdx.x < kProductWarps * kWarpSize) {
+  using Sums = TileSums<W, kRows>;
+  constexpr int kRoom = Sums::kSummands * kTileRows * kRows;
+  // Of two rooms one is being read while the other is filled.
+  const auto next_room = [&] {
+    own.is_odd_tile = !own.is_odd_tile;
+    return own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kRoom : 0);
+  };
+  if (is_multiplier()) {
+    for_each_tile(matrix, [&](int) {
+      Sums sums;
       for_each_stage<W>(matrix, [&](int column, int columns) {
         sums.add(own.ring.acquire(), activations, column, columns, own.rows);
         own.ring.release();
       });
-    }
-    own.is_odd_tile = !own.is_odd_tile;  // others may still read the sums of the tile before
-    constexpr int kSums = kProductWarps * kTileRows * kRows;
-    float* const room =
-        own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kSums : 0);
-    sums.finish(room, own.rows, [&](int tile_row, int row, float sum) {
+      sums.leave(next_room(), own.rows);
+      meet();
+    });
+    return;
+  }
+  if (product == Product::kIn || product == Product::kHead) {
+    find_norm_scales(own, norm_of(own, layer), layer);
+  }
+  for_each_tile(matrix, [&](int tile) {
+    const float* const room = next_room();
+    meet();
+    finish_tile<Sums::kSummands, kRows>(room, own.rows, [&](int tile_row, int row, float sum) {
       const int local = tile * kTileRows + tile_row;
       if (local < matrix.count) take(own, product, layer, local, row, sum);
     });
@@ -236,18 +265,25 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
 template <class W, int kRows>
 __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   begin(own);
-  for_each_product(own.params, [&](Product product, int layer) {
+  const int layers = static_cast<int>(own.params.layers);
+#pragma unroll 1
+  for (int layer = 0; layer < layers; ++layer) {
     const StepLayer& weights = own.args.layers[layer];
-    if (product == Product::kIn) fetch_dt_proj(own, weights);
-    if (product == Product::kHead && own.params.head == nullptr) return end(own, layer);
-    multiply(own, product, layer);
-    if (product == Product::kIn) convolve(own, weights, layer);
-    if (product == Product::kX) {
-      scan(own, weights, own.inputs().acquire(layer));
-      own.inputs().release(layer);
-    }
-    if (product == Product::kOut) own.epoch += kExchanges;
-  });
+    fetch_dt_proj(own, weights);
+    multiply(own, Product::kIn, layer);
+    convolve(own, weights, layer);
+    multiply(own, Product::kZ, layer);
+    multiply(own, Product::kX, layer);
+    scan(own, weights, own.inputs().acquire(layer));
+    own.inputs().release(layer);
+    multiply(own, Product::kOut, layer);
+    own.epoch += kExchanges;
+  }
+  if (own.params.head == nullptr) {
+    end(own, layers);
+  } else {
+    multiply(own, Product::kHead, layers);
+  }
   // By now every block has sent, and so has read the number before it changes.
   if (blockIdx.x == 0 && threadIdx.x == 0) *own.words(ExchangeLayout::kEpoch) = own.epoch;
 }

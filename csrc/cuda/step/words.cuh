@@ -42,7 +42,8 @@ __device__ __forceinline__ void read_words(const Word* source, Word (&words)[2])
                : "memory");
 }
 
-/// So many words of a thread are on their way at once.
+/// So many words of a thread are on their way at once. A warp asks again until all of its lanes
+/// have theirs: lanes that went on by themselves would each go through what follows.
 constexpr int kWordBatch = 4;
 
 /// Receives [count][kRows] words at `source`, of which the first `rows` columns are sent: the
@@ -50,7 +51,8 @@ constexpr int kWordBatch = 4;
 template <int kRows, class Visit>
 __device__ __forceinline__ void receive(const Word* source, int count, int rows, uint32_t epoch,
                                         const Visit& visit) {
-  for (int first = threadIdx.x; first < count * kRows; first += kWordBatch * kComputeThreads) {
+  for (int turn = 0; turn < count * kRows; turn += kWordBatch * kComputeThreads) {
+    const int first = turn + static_cast<int>(threadIdx.x);
     Word words[kWordBatch];
     const auto exists = [&](int index) { return index < count * kRows && index % kRows < rows; };
     bool are_complete;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void receive(const Word* source, int count, int rows,
         words[i] = exists(index) ? read_word(source + index) : make_word(0, epoch);
         are_complete &= has_arrived(words[i], epoch);
       }
-    } while (!are_complete);
+    } while (!__all_sync(kFullMask, are_complete));
 #pragma unroll
     for (int i = 0; i < kWordBatch; ++i) {
       const int index = first + i * kComputeThreads;
@@ -77,50 +79,63 @@ struct PairPlace {
   int pair;
 };
 
-/// Receives rows of `columns` words at `source`, an even number, in pairs. Thread t has the pairs
-/// t, t + kComputeThreads and so on of each row, so that what a row's threads do depends on no
-/// other row. For each such round all threads call visit(place, exists, low, high, fetch(place));
-/// what fetch() asks for comes beside the words.
+/// Receives pairs of words, kBatch of a thread at a time, from `next` on; see receive_pairs().
+template <int kBatch, class Fetch, class Visit>
+__device__ __forceinline__ void receive_pairs_at(PairPlace& next, const Word* source, int count,
+                                                 int rows, uint32_t epoch, const Fetch& fetch,
+                                                 const Visit& visit) {
+  const int thread = static_cast<int>(threadIdx.x);
+  Word words[kBatch][2];
+  PairPlace places[kBatch];
+  bool exists[kBatch];
+  decltype(fetch(next)) fetched[kBatch];
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    places[i] = next;
+    exists[i] = next.row < rows && next.pair < count;
+    if (exists[i]) fetched[i] = fetch(next);
+    next.pair += kComputeThreads;
+    if (next.pair - thread >= count) next = {next.row + 1, thread};
+  }
+  bool are_complete;
+  do {
+    are_complete = true;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t pair = int64_t{places[i].row} * count + places[i].pair;
+      if (exists[i]) read_words(source + 2 * pair, words[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!exists[i]) continue;
+      are_complete &= has_arrived(words[i][0], epoch) && has_arrived(words[i][1], epoch);
+    }
+  } while (!__all_sync(kFullMask, are_complete));
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (!exists[i]) continue;
+    visit(places[i], static_cast<uint32_t>(words[i][0]), static_cast<uint32_t>(words[i][1]),
+          fetched[i]);
+  }
+}
+
+/// Receives rows of `columns` words at `source`, an even number, in pairs: visit(place, low, high,
+/// fetch(place)) is called for each, and what fetch() asks for comes beside the words. Thread t has
+/// the pairs t, t + kComputeThreads and so on of each row, in this order, so that what it does of a
+/// row depends on no other row.
 template <class Fetch, class Visit>
 __device__ __forceinline__ void receive_pairs(const Word* source, int64_t columns, int rows,
                                               uint32_t epoch, const Fetch& fetch,
                                               const Visit& visit) {
   const int count = static_cast<int>(columns) / 2;
-  const int thread = threadIdx.x;
-  PairPlace next{0, thread};
+  PairPlace next{0, static_cast<int>(threadIdx.x)};
+  if (rows == 1 && count <= kComputeThreads) {
+    receive_pairs_at<1>(next, source, count, rows, epoch, fetch, visit);
+    return;
+  }
 #pragma unroll 1
   while (next.row < rows) {
-    Word words[kWordBatch][2];
-    PairPlace places[kWordBatch];
-    bool exists[kWordBatch];
-    decltype(fetch(next)) fetched[kWordBatch];
-#pragma unroll
-    for (int i = 0; i < kWordBatch; ++i) {
-      places[i] = next;
-      exists[i] = next.row < rows && next.pair < count;
-      if (exists[i]) fetched[i] = fetch(next);
-      next.pair += kComputeThreads;
-      if (next.pair - thread >= count) next = {next.row + 1, thread};
-    }
-    bool are_complete;
-    do {
-      are_complete = true;
-#pragma unroll
-      for (int i = 0; i < kWordBatch; ++i) {
-        if (exists[i]) read_words(source + places[i].row * columns + 2 * places[i].pair, words[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kWordBatch; ++i) {
-        if (!exists[i]) continue;
-        are_complete &= has_arrived(words[i][0], epoch) && has_arrived(words[i][1], epoch);
-      }
-    } while (!are_complete);
-#pragma unroll
-    for (int i = 0; i < kWordBatch; ++i) {
-      if (places[i].row >= rows) break;
-      visit(places[i], exists[i], static_cast<uint32_t>(words[i][0]),
-            static_cast<uint32_t>(words[i][1]), fetched[i]);
-    }
+    receive_pairs_at<kWordBatch>(next, source, count, rows, epoch, fetch, visit);
   }
 }
 
