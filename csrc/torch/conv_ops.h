@@ -40,21 +40,15 @@ inline bool is_empty(const ConvParams& params) {
 
 /// Its final states are there where they are asked for.
 template <class Backend>
-std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const Tensor& x, const Tensor& weight,
-                                                     const OptionalTensor& bias,
-                                                     const OptionalTensor& seq_idx,
-                                                     const OptionalTensor& cu_seqlens,
-                                                     const OptionalTensor& initial_states,
-                                                     bool return_final_states,
-                                                     const std::optional<std::string>& activation) {
-  ConvForwardParams params(make_conv_params(
-      {x, weight, bias, seq_idx, cu_seqlens, initial_states, activation}, return_final_states));
+std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+  const Tensor& x = args.x;
+  ConvForwardParams params(make_conv_params(args));
   const Backend backend(x);
   backend.check(params);
   Tensor out = allocate_like(x);
   OptionalTensor final_states;
   params.out = conv_view(out);
-  if (return_final_states) {
+  if (args.return_final_states) {
     const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
     final_states = allocate(x, shape, dtype_of(x));
     params.final_states = conv_view(*final_states);
@@ -101,8 +95,9 @@ ConvSums causal_conv1d_bwd_out(const OptionalTensor& dout, const OptionalTensor&
                                const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
                                const OptionalTensor& initial_states,
                                const std::optional<std::string>& activation, const Tensor& dx) {
-  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
-  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
+  const ConvArguments args{
+      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
+  const ConvBackwardParams params(make_conv_params(args));
   check_conv_gradients(args, params, dout, dfinal_states, dx);
   const Backend backend(x);
   backend.check(params);
@@ -115,8 +110,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
     const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
     const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
     const std::optional<std::string>& activation) {
-  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
-  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
+  const ConvArguments args{
+      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
+  const ConvBackwardParams params(make_conv_params(args));
   check_conv_gradients(args, params, dout, dfinal_states, std::nullopt);
   const Backend backend(x);
   backend.check(params);
@@ -126,14 +122,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
 }
 
 template <class Backend>
-Tensor causal_conv1d_prefill(const Tensor& x, const Tensor& weight, const Tensor& conv_states,
-                             const OptionalTensor& bias,
-                             const std::optional<std::string>& activation, const Tensor& cu_seqlens,
-                             const OptionalTensor& cache_indices,
-                             const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
-  ConvPrefillParams params =
-      make_conv_prefill_params({x, weight, conv_states, bias, activation, cu_seqlens, cache_indices,
-                                has_initial_state, pad_slot_id});
+Tensor causal_conv1d_prefill(const ConvPrefillArguments& args) {
+  const Tensor& x = args.x;
+  ConvPrefillParams params = make_conv_prefill_params(args);
   const Backend backend(x);
   backend.check(params);
   const Tensor out = allocate_like(x);
@@ -150,20 +141,14 @@ Tensor causal_conv1d_prefill(const Tensor& x, const Tensor& weight, const Tensor
 
 /// Returns out, or no tensor where the caller gave one.
 template <class Backend>
-Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
-                            const OptionalTensor& bias,
-                            const std::optional<std::string>& activation,
-                            const OptionalTensor& cache_seqlens,
-                            const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
-                            const OptionalTensor& out) {
-  ConvUpdateParams params =
-      make_conv_update_params({x, conv_state, weight, bias, activation, cache_seqlens,
-                               conv_state_indices, pad_slot_id, out});
+Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
+  const Tensor& x = args.x;
+  ConvUpdateParams params = make_conv_update_params(args);
   const Backend backend(x);
   backend.check(params);
-  const Tensor result = out ? Tensor() : allocate_like(x);
+  const Tensor result = args.out ? Tensor() : allocate_like(x);
   if (x.numel() == 0) return result;
-  params.out = conv_view(out ? *out : result);
+  params.out = conv_view(args.out ? *args.out : result);
   backend.launch(params);
   return result;
 }
@@ -171,11 +156,14 @@ Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Ten
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_convolution(auto& library) {
-  implement_forward<&causal_conv1d_fwd<Backend>>(library, "causal_conv1d_fwd");
+  implement_forward<&ConvArguments::one_by_one<&causal_conv1d_fwd<Backend>>>(library,
+                                                                             "causal_conv1d_fwd");
   library.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<Backend>));
   library.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<Backend>));
-  library.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<Backend>));
-  library.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<Backend>));
+  library.impl("causal_conv1d_prefill",
+               TORCH_BOX(&ConvPrefillArguments::one_by_one<&causal_conv1d_prefill<Backend>>));
+  library.impl("causal_conv1d_update",
+               TORCH_BOX(&ConvUpdateArguments::one_by_one<&causal_conv1d_update<Backend>>));
 }
 
 /// The ops of a backend, for others that are made of them.

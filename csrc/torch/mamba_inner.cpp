@@ -165,11 +165,8 @@ struct Layer {
   }
 
   void check_tensors() {
-    CheckedCall call(tables::kMambaInner, {.is_given = args.in_proj_weight.has_value()}, args.xz,
-                     args.in_proj_weight, args.in_proj_bias, args.conv1d_weight, args.conv1d_bias,
-                     args.x_proj_weight, args.delta_proj_weight, args.out_proj_weight,
-                     args.out_proj_bias, args.A, args.A_b, args.D, args.delta_bias, args.cu_seqlens,
-                     args.residual);
+    CheckedCall call(tables::kMambaInner, {.is_given = args.in_proj_weight.has_value()},
+                     args.tensors());
     call.check_shapes([&](const Tensor& tensor) {
       if (&tensor == &args.A && is_complex_dtype(dtype_of(tensor))) {
         fail("A must be real, got a complex one");
@@ -268,8 +265,8 @@ struct Layer {
       std::tie(kept.before, kept.counts) = ranks->steps_before(x, taps.size(1) - 1);
     }
     return rows_of(
-        std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
-                                     if_defined(kept.before), false, kSilu)));
+        std::get<0>(ops.conv.forward({x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
+                                      if_defined(kept.before), false, kSilu})));
   }
   /// Returns the gradients of weight and bias, and fills dx.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,

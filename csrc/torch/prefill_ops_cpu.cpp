@@ -40,7 +40,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  m.impl("selective_scan_prefill", TORCH_BOX(&selective_scan_prefill<CpuBackend>));
+  implement_prefill<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op

@@ -25,7 +25,7 @@ struct CudaBackend {
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  m.impl("selective_scan_prefill", TORCH_BOX(&selective_scan_prefill<CudaBackend>));
+  implement_prefill<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op

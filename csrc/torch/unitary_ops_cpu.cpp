@@ -49,8 +49,7 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  implement_forward<&adaptive_unitary_scan_fwd<CpuBackend>>(m, "adaptive_unitary_scan_fwd");
-  m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CpuBackend>));
+  implement_unitary_scan<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op

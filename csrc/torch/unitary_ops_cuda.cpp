@@ -30,8 +30,7 @@ struct CudaBackend {
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_forward<&adaptive_unitary_scan_fwd<CudaBackend>>(m, "adaptive_unitary_scan_fwd");
-  m.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<CudaBackend>));
+  implement_unitary_scan<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op

@@ -33,7 +33,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  m.impl("selective_state_update", TORCH_BOX(&selective_state_update<CpuBackend>));
+  implement_update<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op

@@ -25,7 +25,7 @@ struct CudaBackend {
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  m.impl("selective_state_update", TORCH_BOX(&selective_state_update<CudaBackend>));
+  implement_update<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op
