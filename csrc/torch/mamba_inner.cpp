@@ -321,19 +321,15 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   const Tensor steps = new_rows(dim);
   project_steps(matrix_of(steps), x_dbl);
   const auto scan = [&](const Scan& it, LayerKept::OfScan& kept_of) {
-    const OptionalTensor none;
-    const auto run = [&](const auto& function, const auto&... last) {
-      return function(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
-                      half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                      none, it.reverse, last...);
-    };
     const Enter enter = [&](const Tensor& map) {
       std::tie(kept_of.entering, kept_of.factors) = ranks->state_before(map, it.reverse);
       return kept_of.entering;
     };
     const auto [scanned, last_state, states] =
-        ranks ? run(ops.scan.forward_between, none, saves, true, enter)
-              : run(ops.scan.forward, args.cu_seqlens, none, saves);
+        ops.scan.forward({channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
+                          half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
+                          std::nullopt, it.reverse, args.cu_seqlens, std::nullopt},
+                         saves, ranks ? &enter : nullptr, true);
     if (saves) kept_of.states = *states;
     return rows_of(scanned);
   };
@@ -359,24 +355,16 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
 void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta,
                           const LayerKept& kept, RowGradients& rows, LayerGradients& made) const {
   const auto run = [&](const Scan& it, const LayerKept::OfScan& kept_of, const RowGradients& into) {
-    const OptionalTensor none, states = if_defined(kept_of.states);
-    const OptionalTensor entering = if_defined(kept_of.entering);
-    const Tensor du = channels_of(into.du), ddelta = channels_of(into.dxz, 0, dim);
-    const Tensor dB = B_of(into.dx_dbl), dC = C_of(into.dx_dbl);
-    const Tensor dz = channels_of(into.dxz, dim, dim), dout = channels_of(dy);
     const Enter enter = [&](const Tensor& own) {
       return ranks->state_gradient_behind(own, kept_of.factors, it.reverse);
     };
-    if (ranks) {
-      return ops.scan.backward_between(dout, channels_of(u), delta, it.A, B_of(kept.x_dbl),
-                                       C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
-                                       args.delta_softplus, args.discretization_method, entering,
-                                       it.reverse, states, du, ddelta, dB, dC, dz, enter);
-    }
-    return ops.scan.backward(dout, none, channels_of(u), delta, it.A, B_of(kept.x_dbl),
-                             C_of(kept.x_dbl), it.D, half(1), args.delta_bias, args.delta_softplus,
-                             args.discretization_method, none, it.reverse, args.cu_seqlens, none,
-                             states, du, ddelta, dB, dC, dz);
+    return ops.scan.backward(
+        {channels_of(u), delta, it.A, B_of(kept.x_dbl), C_of(kept.x_dbl), it.D, half(1),
+         args.delta_bias, args.delta_softplus, args.discretization_method,
+         if_defined(kept_of.entering), it.reverse, args.cu_seqlens, std::nullopt},
+        channels_of(dy), std::nullopt, if_defined(kept_of.states), channels_of(into.du),
+        channels_of(into.dxz, 0, dim), B_of(into.dx_dbl), C_of(into.dx_dbl),
+        channels_of(into.dxz, dim, dim), ranks ? &enter : nullptr, true);
   };
   const std::vector<Scan> all = scans();
   if (all.size() == 1) {

@@ -219,11 +219,12 @@ inline Tensor new_gradient(const OptionalTensor& input) {
   return input ? allocate_like(*input) : Tensor();
 }
 
-/// Writes all of `gradients`.
+/// Writes all of `gradients`. The gradient of the last state is what `enter` gives, if there is
+/// one.
 template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                   const Gradients& gradients, const Enter* enter = nullptr, bool is_told = false) {
+                   const Gradients& gradients, const Enter* enter, bool is_told) {
   const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta] =
       gradients;
   const Backend& backend = problem.backend;
@@ -266,10 +267,11 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   launch_between(backend, args.u, params, enter, is_told && dout.has_value());
 }
 
+/// The initial state is what `enter` gives, if there is one.
 template <class Backend>
-ScanResults scan_forward(const Problem<Backend>& problem, bool save_states,
-                         const Enter* enter = nullptr, bool is_told = false) {
-  const ScanArguments& args = problem.args;
+ScanResults scan_forward(const ScanArguments& args, bool save_states, const Enter* enter,
+                         bool is_told) {
+  const Problem<Backend> problem(args);
   auto params = problem.template inputs<typename Backend::Forward>();
   const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
   Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
@@ -293,6 +295,58 @@ inline void check_given_gradient(const char* name, const OptionalTensor& gradien
   if (input) check_given_gradient(name, *gradient, input_name, *input);
 }
 
+/// Finds all gradients, in their order.
+template <class Backend>
+AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout,
+                           const OptionalTensor& dlast_state, const OptionalTensor& states,
+                           const Enter* enter, bool is_told) {
+  const Problem<Backend> problem(args);
+  check_gradients(problem.params, args.u, dout, dlast_state, states);
+  const Gradients made{allocate_like(args.u),
+                       allocate_like(args.delta),
+                       allocate_like(args.A),
+                       allocate_like(args.B),
+                       allocate_like(args.C),
+                       new_gradient(args.D),
+                       new_gradient(args.z),
+                       new_gradient(args.delta_bias),
+                       new_gradient(args.initial_state),
+                       new_gradient(args.input_delta)};
+  scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
+  return {
+      made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
+      made.ddelta_bias, made.dinitial_state, made.dinput_delta};
+}
+
+/// Writes gradients of tensors that may be large into tensors that the caller gives, such as slices
+/// of wider rows, and returns the others.
+template <class Backend>
+OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& dout,
+                               const OptionalTensor& dlast_state, const OptionalTensor& states,
+                               const Tensor& du, const Tensor& ddelta, const Tensor& dB,
+                               const Tensor& dC, const OptionalTensor& dz, const Enter* enter,
+                               bool is_told) {
+  const Problem<Backend> problem(args);
+  check_gradients(problem.params, args.u, dout, dlast_state, states);
+  check_given_gradient("du", du, "u", args.u);
+  check_given_gradient("ddelta", ddelta, "delta", args.delta);
+  check_given_gradient("dB", dB, "B", args.B);
+  check_given_gradient("dC", dC, "C", args.C);
+  check_given_gradient("dz", dz, "z", args.z);
+  const Gradients made{du,
+                       ddelta,
+                       allocate_like(args.A),
+                       dB,
+                       dC,
+                       new_gradient(args.D),
+                       or_undefined(dz),
+                       new_gradient(args.delta_bias),
+                       new_gradient(args.initial_state),
+                       new_gradient(args.input_delta)};
+  scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
+  return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
+}
+
 /// The ops. They have the arguments `scanned` in common, whose types these are, and whose names
 /// ScanArguments has.
 template <class... Types>
@@ -300,57 +354,18 @@ struct ScanOpsOf {
   template <class Backend>
   static ScanResults forward(Types... scanned, const OptionalTensor& cu_seqlens,
                              const OptionalTensor& input_delta, bool save_states) {
-    return scan_forward(Problem<Backend>({scanned..., cu_seqlens, input_delta}), save_states);
+    return scan_forward<Backend>({scanned..., cu_seqlens, input_delta}, save_states, nullptr,
+                                 false);
   }
 
-  /// The initial state is what `enter` gives.
-  template <class Backend>
-  static ScanResults forward_between(Types... scanned, const OptionalTensor& input_delta,
-                                     bool save_states, bool is_told, const Enter& enter) {
-    const OptionalTensor none;
-    return scan_forward(Problem<Backend>({scanned..., none, input_delta}), save_states, &enter,
-                        is_told);
-  }
-
-  /// Returns the gradients in their order.
   template <class Backend>
   static AllGradients backward(const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                Types... scanned, const OptionalTensor& cu_seqlens,
                                const OptionalTensor& input_delta, const OptionalTensor& states) {
-    return all_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout, dlast_state,
-                         states);
+    return all_gradients<Backend>({scanned..., cu_seqlens, input_delta}, dout, dlast_state, states,
+                                  nullptr, false);
   }
 
-  /// The same, where Python is asked: see enter_by_python().
-  template <class Backend>
-  static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
-                                    bool is_told, int64_t entrance, bool save_states) {
-    return forward_between<Backend>(scanned..., input_delta, save_states, is_told,
-                                    enter_by_python(entrance));
-  }
-
-  /// The gradient of the last state is what `enter` gives.
-  template <class Backend>
-  static AllGradients backward_between(const OptionalTensor& dout, Types... scanned,
-                                       const OptionalTensor& input_delta,
-                                       const OptionalTensor& states, bool is_told,
-                                       const Enter& enter) {
-    const OptionalTensor none;
-    return all_gradients(Problem<Backend>({scanned..., none, input_delta}), dout, none, states,
-                         &enter, is_told);
-  }
-
-  template <class Backend>
-  static AllGradients backward_asking(const OptionalTensor& dout, Types... scanned,
-                                      const OptionalTensor& input_delta,
-                                      const OptionalTensor& states, bool is_told,
-                                      int64_t entrance) {
-    return backward_between<Backend>(dout, scanned..., input_delta, states, is_told,
-                                     enter_by_python(entrance));
-  }
-
-  /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
-  /// slices of wider rows, and returns the others.
   template <class Backend>
   static OtherGradients backward_out(const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                      Types... scanned, const OptionalTensor& cu_seqlens,
@@ -358,19 +373,26 @@ struct ScanOpsOf {
                                      const OptionalTensor& states, const Tensor& du,
                                      const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
                                      const OptionalTensor& dz) {
-    return other_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout,
-                           dlast_state, states, du, ddelta, dB, dC, dz);
+    return other_gradients<Backend>({scanned..., cu_seqlens, input_delta}, dout, dlast_state,
+                                    states, du, ddelta, dB, dC, dz, nullptr, false);
   }
 
+  /// These two ask Python what enters, and what leaves: see enter_by_python().
   template <class Backend>
-  static OtherGradients backward_out_between(const Tensor& dout, Types... scanned,
-                                             const OptionalTensor& states, const Tensor& du,
-                                             const Tensor& ddelta, const Tensor& dB,
-                                             const Tensor& dC, const OptionalTensor& dz,
-                                             const Enter& enter) {
-    const OptionalTensor none;
-    return other_gradients(Problem<Backend>({scanned..., none, none}), dout, none, states, du,
-                           ddelta, dB, dC, dz, &enter, true);
+  static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
+                                    bool is_told, int64_t entrance, bool save_states) {
+    const Enter enter = enter_by_python(entrance);
+    return scan_forward<Backend>({scanned..., std::nullopt, input_delta}, save_states, &enter,
+                                 is_told);
+  }
+  template <class Backend>
+  static AllGradients backward_asking(const OptionalTensor& dout, Types... scanned,
+                                      const OptionalTensor& input_delta,
+                                      const OptionalTensor& states, bool is_told,
+                                      int64_t entrance) {
+    const Enter enter = enter_by_python(entrance);
+    return all_gradients<Backend>({scanned..., std::nullopt, input_delta}, dout, std::nullopt,
+                                  states, &enter, is_told);
   }
 
   /// Returns the gradient of the state before the first step alone, where none comes of the last
@@ -394,56 +416,6 @@ struct ScanOpsOf {
     const Problem<Backend> problem({scanned..., none, input_delta});
     return find_own(problem.backend, problem.args.u, problem.template inputs<ForwardParams>());
   }
-
- private:
-  template <class Backend, class... Entering>
-  static AllGradients all_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
-                                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                                    const Entering&... entering) {
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, dlast_state, states);
-    const Gradients made{allocate_like(args.u),
-                         allocate_like(args.delta),
-                         allocate_like(args.A),
-                         allocate_like(args.B),
-                         allocate_like(args.C),
-                         new_gradient(args.D),
-                         new_gradient(args.z),
-                         new_gradient(args.delta_bias),
-                         new_gradient(args.initial_state),
-                         new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made, entering...);
-    return {
-        made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
-        made.ddelta_bias, made.dinitial_state, made.dinput_delta};
-  }
-
-  template <class Backend, class... Entering>
-  static OtherGradients other_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
-                                        const OptionalTensor& dlast_state,
-                                        const OptionalTensor& states, const Tensor& du,
-                                        const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
-                                        const OptionalTensor& dz, const Entering&... entering) {
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, dlast_state, states);
-    check_given_gradient("du", du, "u", args.u);
-    check_given_gradient("ddelta", ddelta, "delta", args.delta);
-    check_given_gradient("dB", dB, "B", args.B);
-    check_given_gradient("dC", dC, "C", args.C);
-    check_given_gradient("dz", dz, "z", args.z);
-    const Gradients made{du,
-                         ddelta,
-                         allocate_like(args.A),
-                         dB,
-                         dC,
-                         new_gradient(args.D),
-                         or_undefined(dz),
-                         new_gradient(args.delta_bias),
-                         new_gradient(args.initial_state),
-                         new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made, entering...);
-    return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
-  }
 };
 using SelectiveScan =
     ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -464,18 +436,15 @@ void implement_scans(auto& library) {
   library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
 }
 
-/// The ops of a backend, for others that are made of them.
+/// What a backend has for ops that are made of scans.
 struct ScanOps {
-  decltype(&SelectiveScan::forward<DiagonalA>) forward;
-  decltype(&SelectiveScan::backward_out<DiagonalA>) backward;
-  decltype(&SelectiveScan::forward_between<DiagonalA>) forward_between;
-  decltype(&SelectiveScan::backward_out_between<DiagonalA>) backward_between;
+  decltype(&scan_forward<DiagonalA>) forward;
+  decltype(&other_gradients<DiagonalA>) backward;
 };
 extern const ScanOps kCpuScanOps, kCudaScanOps;
 template <class Backend>
 constexpr ScanOps scan_ops() {
-  return {&SelectiveScan::forward<Backend>, &SelectiveScan::backward_out<Backend>,
-          &SelectiveScan::forward_between<Backend>, &SelectiveScan::backward_out_between<Backend>};
+  return {&scan_forward<Backend>, &other_gradients<Backend>};
 }
 
 }  // namespace selective_scan::op
