@@ -197,4 +197,11 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
   fail("the rows of h could not be laid out");
 }
 
+/// Registers the ops of a backend.
+template <class Backend>
+void implement_diagonal_scan(auto& library) {
+  library.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<Backend>));
+  library.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<Backend>));
+}
+
 }  // namespace selective_scan::op

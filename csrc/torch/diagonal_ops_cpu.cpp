@@ -35,8 +35,7 @@ SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  m.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<CpuBackend>));
-  m.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<CpuBackend>));
+  implement_diagonal_scan<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op
