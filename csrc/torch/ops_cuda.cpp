@@ -1,5 +1,5 @@
-// The CUDA backend of the ops whose schemas the files of CPU backends register. That of a layer and
-// that of s6_step have files of their own.
+// The CUDA backend of the ops whose schemas ops_cpu.cpp registers. That of a layer and that of
+// s6_step have files of their own.
 
 #include "../cuda/launch.h"
 #include "build_info.h"

@@ -27,6 +27,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "../core/matrix_params.h"
 #include "../core/state_exchange.h"
@@ -421,6 +422,56 @@ using SelectiveScan =
     ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
               const std::string&, const OptionalTensor&, bool>;
+
+/// Registers the schemas, once for all backends.
+void define_scans(auto& library) {
+  const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
+  const std::string scanned = tensors +
+                              "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+                              "str discretization_method, Tensor? initial_state, bool reverse";
+  const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
+                                ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
+  for (const auto& [name, method] :
+       {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
+    define_forward(
+        library, joined({name, "_fwd"}),
+        joined({tensors,
+                "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
+                "bool delta_softplus=False, str discretization_method=\"",
+                method,
+                "\", Tensor? initial_state=None, bool reverse=False, "
+                "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
+        "Tensor out, Tensor last_state, Tensor? states");
+    library.def(
+        joined({name, "_bwd(", gradients,
+                ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
+            .c_str());
+  }
+  library.def(joined({"selective_scan_bwd_out(", gradients,
+                      ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
+                      "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
+                      "Tensor dinitial_state, Tensor dinput_delta)"})
+                  .c_str());
+  library.def(
+      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
+          .c_str());
+  library.def(
+      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+          .c_str());
+  // `entrance` is the number of a function of Python's: see ranks.h.
+  define_forward(
+      library, "selective_scan_between_fwd",
+      joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
+      "Tensor out, Tensor last_state, Tensor? states");
+  library.def(
+      joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
+              ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> (Tensor du, "
+              "Tensor ddelta, "
+              "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
+              "Tensor dinitial_state, Tensor dinput_delta)"})
+          .c_str());
+}
 
 /// Registers the ops of two backends, of which the other one takes matrices.
 template <class Backend, class MatrixBackend>
