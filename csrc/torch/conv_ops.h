@@ -57,25 +57,29 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   return {out, final_states};
 }
 
-/// dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
+/// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
 /// undefined tensor.
-using ConvSums = std::tuple<Tensor, Tensor, Tensor>;
+using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// Writes to dx, which has been checked if the caller lends it.
+/// dx is `lent` if the caller lends it.
 template <class Backend>
-ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBackwardParams params,
-                       const OptionalTensor& dout, const OptionalTensor& dfinal_states, Tensor dx) {
+ConvGradients differentiate(const ConvArguments& args, const OptionalTensor& dout,
+                            const OptionalTensor& dfinal_states, const OptionalTensor& lent) {
+  ConvBackwardParams params(make_conv_params(args));
+  check_conv_gradients(args, params, dout, dfinal_states, lent);
+  const Backend backend(args.x);
+  backend.check(params);
   const auto gradient_of = [](const OptionalTensor& input) {
     return input ? allocate_like(*input) : Tensor();
   };
-  ConvSums sums{allocate_like(args.weight), gradient_of(args.bias),
-                gradient_of(args.initial_states)};
-  auto& [dweight, dbias, dinitial_states] = sums;
+  ConvGradients gradients{lent ? *lent : allocate_like(args.x), allocate_like(args.weight),
+                          gradient_of(args.bias), gradient_of(args.initial_states)};
+  auto& [dx, dweight, dbias, dinitial_states] = gradients;
   if (is_empty(params)) {
     for (Tensor* gradient : {&dx, &dweight, &dbias, &dinitial_states}) {
       if (gradient->defined()) torch::stable::zero_(*gradient);
     }
-    return sums;
+    return gradients;
   }
   if (dout) params.dout = conv_view(*dout);
   if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
@@ -84,41 +88,32 @@ ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBa
   if (args.bias) params.dbias = taps_view(dbias);
   if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
   launch_with_workspace(backend, args.x, params);
-  return sums;
-}
-
-/// Does what causal_conv1d_bwd below does, but dx is a tensor of any strides that the caller lends,
-/// such as one half of a wider row. It must share no memory with the inputs.
-template <class Backend>
-ConvSums causal_conv1d_bwd_out(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
-                               const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                               const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
-                               const OptionalTensor& initial_states,
-                               const std::optional<std::string>& activation, const Tensor& dx) {
-  const ConvArguments args{
-      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
-  const ConvBackwardParams params(make_conv_params(args));
-  check_conv_gradients(args, params, dout, dfinal_states, dx);
-  const Backend backend(x);
-  backend.check(params);
-  return differentiate(backend, args, params, dout, dfinal_states, dx);
+  return gradients;
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
+ConvGradients causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                                const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
+                                const OptionalTensor& initial_states,
+                                const std::optional<std::string>& activation) {
+  return differentiate<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, std::nullopt);
+}
+
+/// Does the same, but dx is a tensor of any strides that the caller lends, such as one half of a
+/// wider row. It must share no memory with the inputs.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> causal_conv1d_bwd_out(
     const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
     const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
     const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
-    const std::optional<std::string>& activation) {
-  const ConvArguments args{
-      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
-  const ConvBackwardParams params(make_conv_params(args));
-  check_conv_gradients(args, params, dout, dfinal_states, std::nullopt);
-  const Backend backend(x);
-  backend.check(params);
-  Tensor dx = allocate_like(x);
-  return std::tuple_cat(std::make_tuple(dx),
-                        differentiate(backend, args, params, dout, dfinal_states, dx));
+    const std::optional<std::string>& activation, const Tensor& dx) {
+  const auto [lent, dweight, dbias, dinitial_states] = differentiate<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, dx);
+  return {dweight, dbias, dinitial_states};
 }
 
 template <class Backend>

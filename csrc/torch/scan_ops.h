@@ -112,7 +112,9 @@ Tensor find_own(const Backend& backend, const Tensor& u, const Params& params) {
 
 /// Of a forward pass: out, the last state, and saved states.
 using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
-/// Of a backward pass, in their order; and those that the caller gave no memory for.
+/// Of a backward pass, in their order; and those that the caller gave no memory for. D, z,
+/// delta_bias, initial_state and input_delta have a gradient where they are there, and else an
+/// undefined tensor, None in Python.
 using AllGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using OtherGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -210,12 +212,6 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// D, z, delta_bias, initial_state and input_delta have a gradient where they are there, and else
-/// an undefined tensor, None in Python.
-struct Gradients {
-  Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta;
-};
-
 inline Tensor new_gradient(const OptionalTensor& input) {
   return input ? allocate_like(*input) : Tensor();
 }
@@ -225,7 +221,7 @@ inline Tensor new_gradient(const OptionalTensor& input) {
 template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                   const Gradients& gradients, const Enter* enter, bool is_told) {
+                   const AllGradients& gradients, const Enter* enter, bool is_told) {
   const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta] =
       gradients;
   const Backend& backend = problem.backend;
@@ -303,20 +299,18 @@ AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout
                            const Enter* enter, bool is_told) {
   const Problem<Backend> problem(args);
   check_gradients(problem.params, args.u, dout, dlast_state, states);
-  const Gradients made{allocate_like(args.u),
-                       allocate_like(args.delta),
-                       allocate_like(args.A),
-                       allocate_like(args.B),
-                       allocate_like(args.C),
-                       new_gradient(args.D),
-                       new_gradient(args.z),
-                       new_gradient(args.delta_bias),
-                       new_gradient(args.initial_state),
-                       new_gradient(args.input_delta)};
+  const AllGradients made{allocate_like(args.u),
+                          allocate_like(args.delta),
+                          allocate_like(args.A),
+                          allocate_like(args.B),
+                          allocate_like(args.C),
+                          new_gradient(args.D),
+                          new_gradient(args.z),
+                          new_gradient(args.delta_bias),
+                          new_gradient(args.initial_state),
+                          new_gradient(args.input_delta)};
   scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
-  return {
-      made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
-      made.ddelta_bias, made.dinitial_state, made.dinput_delta};
+  return made;
 }
 
 /// Writes gradients of tensors that may be large into tensors that the caller gives, such as slices
@@ -334,18 +328,15 @@ OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& 
   check_given_gradient("dB", dB, "B", args.B);
   check_given_gradient("dC", dC, "C", args.C);
   check_given_gradient("dz", dz, "z", args.z);
-  const Gradients made{du,
-                       ddelta,
-                       allocate_like(args.A),
-                       dB,
-                       dC,
-                       new_gradient(args.D),
-                       or_undefined(dz),
-                       new_gradient(args.delta_bias),
-                       new_gradient(args.initial_state),
-                       new_gradient(args.input_delta)};
-  scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
-  return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
+  const Tensor dA = allocate_like(args.A), dD = new_gradient(args.D);
+  const Tensor ddelta_bias = new_gradient(args.delta_bias);
+  const Tensor dinitial_state = new_gradient(args.initial_state);
+  const Tensor dinput_delta = new_gradient(args.input_delta);
+  scan_backward(
+      problem, dout, dlast_state, states,
+      {du, ddelta, dA, dB, dC, dD, or_undefined(dz), ddelta_bias, dinitial_state, dinput_delta},
+      enter, is_told);
+  return {dA, dD, ddelta_bias, dinitial_state, dinput_delta};
 }
 
 /// The ops. They have the arguments `scanned` in common, whose types these are, and whose names
