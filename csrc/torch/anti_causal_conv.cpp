@@ -49,8 +49,8 @@ Tensor anti_causal_conv1d(const ConvOps& conv, const Tensor& x, const Tensor& we
       allocate(x, std::array<int64_t, 3>{x.size(0), x.size(2), x.size(1)}, dtype_of(x));
   const Tensor channels = torch::stable::transpose(rows, 1, 2);
   for (const Part& part : parts_of(x, weight.size(1))) {
-    const Tensor out = std::get<0>(conv.forward(part.steps, taps, bias, std::nullopt, std::nullopt,
-                                                part.states, false, kSilu));
+    const Tensor out = std::get<0>(conv.forward(
+        {part.steps, taps, bias, std::nullopt, std::nullopt, part.states, false, kSilu}));
     copy(steps_of(channels, part.first, part.count()), out);
   }
   return rows;

@@ -1,10 +1,16 @@
 // What is in a table of the arguments of an operator. setup.py has argument_tables.py write the
 // tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more.
+//
+// There is a struct of each table's arguments beside it, in the order of the op. Its tensors() are
+// what the table is for. Its one_by_one<kOp> is the op as PyTorch calls it, for a kOp that takes
+// the struct; what comes behind these arguments, kOp takes behind it.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 
 #include "tensor_checks.h"
 
@@ -77,5 +83,13 @@ struct ArgumentTable {
 /// One of so many arguments: a call must have as many.
 template <size_t kCount>
 struct TableOf : ArgumentTable {};
+
+/// Null where the tensor is not given.
+inline const Tensor* pointer_to(const Tensor& tensor) {
+  return &tensor;
+}
+inline const Tensor* pointer_to(const std::optional<Tensor>& tensor) {
+  return tensor ? &*tensor : nullptr;
+}
 
 }  // namespace selective_scan::op

@@ -1,4 +1,5 @@
-"""Writes the tables of operators' arguments in selective_scan/ as the header of C++'s checks.
+"""Writes the tables of operators' arguments in selective_scan/ as a header: C++'s structs of these
+arguments, and what its checks are told of them.
 
 As a program, argument_tables.py PACKAGE HEADER: PACKAGE is a copy of selective_scan/ without
 libraries, since those that were built before may not have today's operators.
@@ -37,6 +38,8 @@ _SCALAR_TYPES = {
     "bool": "Bool",
     "uint8": "Byte",
 }
+_OPTION_TYPES = {"bool": "bool", "int": "int64_t", "str": "std::string", "dtype": "ScalarType"}
+_PASSED_BY_VALUE = ("bool", "int64_t")
 _MOST_SIZES = 24  # CheckedCall::kMost
 
 
@@ -109,6 +112,27 @@ class _Header:
             f"inline constexpr TableOf<{len(rows)}> {constant} = "
             f"{{{{{', '.join(own)}, {places[table.anchor]}, {complex_by}u}}}};\n"
         )
+        self.tables.append(self._struct(f"{constant.removeprefix('k')}Arguments", table))
+
+    def _struct(self, name: str, table) -> str:
+        """That of the arguments; argument_table.h tells what it has."""
+        members = [f"{self._type(argument)} {argument.name}" for argument in table.arguments]
+        pointers = [f"pointer_to({argument.name})" for argument in table.tensors]
+        return (
+            f"struct {name} {{\n  {f';{chr(10)}  '.join(members)};\n\n"
+            f"  std::array<const Tensor*, {len(pointers)}> tensors() const {{\n"
+            f"    return {{{', '.join(pointers)}}};\n  }}\n"
+            f"  template <auto kOp, class... Others>\n"
+            f"  static auto one_by_one({', '.join(members)}, Others... others) {{\n"
+            f"    return kOp({{{', '.join(table.names)}}}, others...);\n  }}\n}};\n"
+        )
+
+    def _type(self, argument) -> str:
+        is_tensor = isinstance(argument, self._table.TensorArgument)
+        type = "Tensor" if is_tensor else _OPTION_TYPES[argument.type.__name__]
+        if argument.optional:
+            return f"const std::optional<{type}>&"
+        return type if type in _PASSED_BY_VALUE else f"const {type}&"
 
     def _argument(self, argument, places: dict[str, int]) -> str:
         dtypes, dtype_of, cases = argument.dtypes, -1, ()

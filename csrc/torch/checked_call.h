@@ -2,6 +2,7 @@
 // order, with the same sentences.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -20,11 +21,12 @@ class CheckedCall {
   };
 
   /// Checks layouts, devices and dtypes of the tensors, which are those of the table, in its order.
-  template <class... Tensors>
-  CheckedCall(const TableOf<sizeof...(Tensors)>& table, const Limits& limits,
-              const Tensors&... tensors)
-      : table_(table), limits_(limits), tensors_{pointer_to(tensors)...} {
-    static_assert(sizeof...(Tensors) <= kMost);
+  template <size_t kCount>
+  CheckedCall(const TableOf<kCount>& table, const Limits& limits,
+              const std::array<const Tensor*, kCount>& tensors)
+      : table_(table), limits_(limits) {
+    static_assert(kCount <= kMost);
+    std::copy(tensors.begin(), tensors.end(), tensors_.begin());
     check_kinds();
   }
 
@@ -52,11 +54,6 @@ class CheckedCall {
 
  private:
   static constexpr size_t kMost = 24;  // arguments, and as many sizes
-
-  static const Tensor* pointer_to(const Tensor& tensor) { return &tensor; }
-  static const Tensor* pointer_to(const OptionalTensor& tensor) {
-    return tensor ? &*tensor : nullptr;
-  }
 
   void check_kinds();
   void check_dtype_of_argument(Index argument) const;

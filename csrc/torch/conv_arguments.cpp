@@ -14,22 +14,21 @@ bool parse_activation(const std::optional<std::string>& name) {
   return true;
 }
 
-void check_sequences(const ConvArguments& args, bool uses_states) {
+void check_sequences(const ConvArguments& args) {
   if (!args.seq_idx) return;
   if (args.cu_seqlens) fail("cu_seqlens must be None where seq_idx is given");
   if (args.initial_states) fail("initial_states must be None where seq_idx is given");
-  if (uses_states) fail("return_final_states must be False where seq_idx is given");
+  if (args.return_final_states) fail("return_final_states must be False where seq_idx is given");
 }
 
 }  // namespace
 
-ConvParams make_conv_params(const ConvArguments& args, bool uses_states) {
+ConvParams make_conv_params(const ConvArguments& args) {
   ConvParams params;
   params.silu = parse_activation(args.activation);
-  CheckedCall call(tables::kCausalConv1d, {}, args.x, args.weight, args.bias, args.seq_idx,
-                   args.cu_seqlens, args.initial_states);
+  CheckedCall call(tables::kCausalConv1d, {}, args.tensors());
   call.check_shapes();
-  check_sequences(args, uses_states);
+  check_sequences(args);
   set_sizes(params, call);
   params.sequences = call[tables::kSequences];
 
@@ -58,8 +57,7 @@ void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
 ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
   ConvPrefillParams params;
   params.silu = parse_activation(args.activation);
-  CheckedCall call(tables::kCausalConv1dPrefill, {}, args.x, args.weight, args.conv_states,
-                   args.bias, args.cu_seqlens, args.cache_indices, args.has_initial_state);
+  CheckedCall call(tables::kCausalConv1dPrefill, {}, args.tensors());
   call.check_shapes();
   set_sizes(params, call);
   params.sequences = call[tables::kSequences];
@@ -82,8 +80,7 @@ ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
   ConvUpdateParams params;
   params.silu = parse_activation(args.activation);
   params.pad_slot_id = args.pad_slot_id;
-  CheckedCall call(tables::kCausalConv1dUpdate, {}, args.x, args.conv_state, args.weight, args.bias,
-                   args.cache_seqlens, args.conv_state_indices, args.out);
+  CheckedCall call(tables::kCausalConv1dUpdate, {}, args.tensors());
   call.check_shapes();
   set_sizes(params, call);
   params.seqlen = args.x.dim() == 3 ? call[tables::kSteps] : 1;

@@ -40,21 +40,15 @@ inline bool is_empty(const ConvParams& params) {
 
 /// Its final states are there where they are asked for.
 template <class Backend>
-std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const Tensor& x, const Tensor& weight,
-                                                     const OptionalTensor& bias,
-                                                     const OptionalTensor& seq_idx,
-                                                     const OptionalTensor& cu_seqlens,
-                                                     const OptionalTensor& initial_states,
-                                                     bool return_final_states,
-                                                     const std::optional<std::string>& activation) {
-  ConvForwardParams params(make_conv_params(
-      {x, weight, bias, seq_idx, cu_seqlens, initial_states, activation}, return_final_states));
+std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+  const Tensor& x = args.x;
+  ConvForwardParams params(make_conv_params(args));
   const Backend backend(x);
   backend.check(params);
   Tensor out = allocate_like(x);
   OptionalTensor final_states;
   params.out = conv_view(out);
-  if (return_final_states) {
+  if (args.return_final_states) {
     const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
     final_states = allocate(x, shape, dtype_of(x));
     params.final_states = conv_view(*final_states);
@@ -63,25 +57,29 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const Tensor& x, const Tens
   return {out, final_states};
 }
 
-/// dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
+/// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
 /// undefined tensor.
-using ConvSums = std::tuple<Tensor, Tensor, Tensor>;
+using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// Writes to dx, which has been checked if the caller lends it.
+/// dx is `lent` if the caller lends it.
 template <class Backend>
-ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBackwardParams params,
-                       const OptionalTensor& dout, const OptionalTensor& dfinal_states, Tensor dx) {
+ConvGradients differentiate(const ConvArguments& args, const OptionalTensor& dout,
+                            const OptionalTensor& dfinal_states, const OptionalTensor& lent) {
+  ConvBackwardParams params(make_conv_params(args));
+  check_conv_gradients(args, params, dout, dfinal_states, lent);
+  const Backend backend(args.x);
+  backend.check(params);
   const auto gradient_of = [](const OptionalTensor& input) {
     return input ? allocate_like(*input) : Tensor();
   };
-  ConvSums sums{allocate_like(args.weight), gradient_of(args.bias),
-                gradient_of(args.initial_states)};
-  auto& [dweight, dbias, dinitial_states] = sums;
+  ConvGradients gradients{lent ? *lent : allocate_like(args.x), allocate_like(args.weight),
+                          gradient_of(args.bias), gradient_of(args.initial_states)};
+  auto& [dx, dweight, dbias, dinitial_states] = gradients;
   if (is_empty(params)) {
     for (Tensor* gradient : {&dx, &dweight, &dbias, &dinitial_states}) {
       if (gradient->defined()) torch::stable::zero_(*gradient);
     }
-    return sums;
+    return gradients;
   }
   if (dout) params.dout = conv_view(*dout);
   if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
@@ -90,50 +88,38 @@ ConvSums differentiate(const Backend& backend, const ConvArguments& args, ConvBa
   if (args.bias) params.dbias = taps_view(dbias);
   if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
   launch_with_workspace(backend, args.x, params);
-  return sums;
-}
-
-/// Does what causal_conv1d_bwd below does, but dx is a tensor of any strides that the caller lends,
-/// such as one half of a wider row. It must share no memory with the inputs.
-template <class Backend>
-ConvSums causal_conv1d_bwd_out(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
-                               const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                               const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
-                               const OptionalTensor& initial_states,
-                               const std::optional<std::string>& activation, const Tensor& dx) {
-  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
-  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
-  check_conv_gradients(args, params, dout, dfinal_states, dx);
-  const Backend backend(x);
-  backend.check(params);
-  return differentiate(backend, args, params, dout, dfinal_states, dx);
+  return gradients;
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> causal_conv1d_bwd(
+ConvGradients causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                                const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                                const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
+                                const OptionalTensor& initial_states,
+                                const std::optional<std::string>& activation) {
+  return differentiate<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, std::nullopt);
+}
+
+/// Does the same, but dx is a tensor of any strides that the caller lends, such as one half of a
+/// wider row. It must share no memory with the inputs.
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> causal_conv1d_bwd_out(
     const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
     const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
     const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
-    const std::optional<std::string>& activation) {
-  const ConvArguments args{x, weight, bias, seq_idx, cu_seqlens, initial_states, activation};
-  const ConvBackwardParams params(make_conv_params(args, dfinal_states.has_value()));
-  check_conv_gradients(args, params, dout, dfinal_states, std::nullopt);
-  const Backend backend(x);
-  backend.check(params);
-  Tensor dx = allocate_like(x);
-  return std::tuple_cat(std::make_tuple(dx),
-                        differentiate(backend, args, params, dout, dfinal_states, dx));
+    const std::optional<std::string>& activation, const Tensor& dx) {
+  const auto [lent, dweight, dbias, dinitial_states] = differentiate<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, dx);
+  return {dweight, dbias, dinitial_states};
 }
 
 template <class Backend>
-Tensor causal_conv1d_prefill(const Tensor& x, const Tensor& weight, const Tensor& conv_states,
-                             const OptionalTensor& bias,
-                             const std::optional<std::string>& activation, const Tensor& cu_seqlens,
-                             const OptionalTensor& cache_indices,
-                             const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
-  ConvPrefillParams params =
-      make_conv_prefill_params({x, weight, conv_states, bias, activation, cu_seqlens, cache_indices,
-                                has_initial_state, pad_slot_id});
+Tensor causal_conv1d_prefill(const ConvPrefillArguments& args) {
+  const Tensor& x = args.x;
+  ConvPrefillParams params = make_conv_prefill_params(args);
   const Backend backend(x);
   backend.check(params);
   const Tensor out = allocate_like(x);
@@ -150,32 +136,53 @@ Tensor causal_conv1d_prefill(const Tensor& x, const Tensor& weight, const Tensor
 
 /// Returns out, or no tensor where the caller gave one.
 template <class Backend>
-Tensor causal_conv1d_update(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
-                            const OptionalTensor& bias,
-                            const std::optional<std::string>& activation,
-                            const OptionalTensor& cache_seqlens,
-                            const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
-                            const OptionalTensor& out) {
-  ConvUpdateParams params =
-      make_conv_update_params({x, conv_state, weight, bias, activation, cache_seqlens,
-                               conv_state_indices, pad_slot_id, out});
+Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
+  const Tensor& x = args.x;
+  ConvUpdateParams params = make_conv_update_params(args);
   const Backend backend(x);
   backend.check(params);
-  const Tensor result = out ? Tensor() : allocate_like(x);
+  const Tensor result = args.out ? Tensor() : allocate_like(x);
   if (x.numel() == 0) return result;
-  params.out = conv_view(out ? *out : result);
+  params.out = conv_view(args.out ? *args.out : result);
   backend.launch(params);
   return result;
+}
+
+/// Registers the schemas, once for all backends.
+void define_convolution(auto& library) {
+  define_forward(
+      library, "causal_conv1d_fwd",
+      "Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
+      "Tensor? cu_seqlens=None, Tensor? initial_states=None, bool return_final_states=False, "
+      "str? activation=None",
+      "Tensor out, Tensor? final_states");
+  const std::string gradients =
+      "Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, Tensor? bias, "
+      "Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, str? activation";
+  const std::string sums = "Tensor dweight, Tensor dbias, Tensor dinitial_states)";
+  library.def(("causal_conv1d_bwd(" + gradients + ") -> (Tensor dx, " + sums).c_str());
+  library.def(("causal_conv1d_bwd_out(" + gradients + ", *, Tensor(a!) dx) -> (" + sums).c_str());
+  library.def(
+      "causal_conv1d_prefill(Tensor x, Tensor weight, Tensor(a!) conv_states, Tensor? bias, "
+      "str? activation, Tensor cu_seqlens, Tensor? cache_indices=None, "
+      "Tensor? has_initial_state=None, int pad_slot_id=-1) -> Tensor");
+  library.def(
+      "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
+      "str? activation=None, Tensor? cache_seqlens=None, Tensor? conv_state_indices=None, "
+      "int pad_slot_id=-1, Tensor(b!)? out=None) -> Tensor");
 }
 
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_convolution(auto& library) {
-  implement_forward<&causal_conv1d_fwd<Backend>>(library, "causal_conv1d_fwd");
+  implement_forward<&ConvArguments::one_by_one<&causal_conv1d_fwd<Backend>>>(library,
+                                                                             "causal_conv1d_fwd");
   library.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<Backend>));
   library.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<Backend>));
-  library.impl("causal_conv1d_prefill", TORCH_BOX(&causal_conv1d_prefill<Backend>));
-  library.impl("causal_conv1d_update", TORCH_BOX(&causal_conv1d_update<Backend>));
+  library.impl("causal_conv1d_prefill",
+               TORCH_BOX(&ConvPrefillArguments::one_by_one<&causal_conv1d_prefill<Backend>>));
+  library.impl("causal_conv1d_update",
+               TORCH_BOX(&ConvUpdateArguments::one_by_one<&causal_conv1d_update<Backend>>));
 }
 
 /// The ops of a backend, for others that are made of them.

@@ -92,11 +92,12 @@ CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const Tens
   }
   for (size_t k = 0; k < kDirections; ++k) {
     const auto [out, last_state, states] = scan.forward(
-        sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k), entry_of(parameters.A, k),
-        sequence_of(sequences, kB, k), sequence_of(sequences, kC, k), entry_of(parameters.D, k),
-        std::nullopt, entry_of(parameters.delta_bias, k), parameters.delta_softplus,
-        parameters.discretization_method, std::nullopt, is_from_the_end(k), std::nullopt,
-        std::nullopt, save_states);
+        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k),
+         entry_of(parameters.A, k), sequence_of(sequences, kB, k), sequence_of(sequences, kC, k),
+         entry_of(parameters.D, k), std::nullopt, entry_of(parameters.delta_bias, k),
+         parameters.delta_softplus, parameters.discretization_method, std::nullopt,
+         is_from_the_end(k), std::nullopt, std::nullopt},
+        save_states, nullptr, false);
     outs.push_back(as_map(out, k, x.size(2), x.size(3)));
     if (states) all_states.push_back(*states);
   }
@@ -116,14 +117,14 @@ CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
       made.push_back(as_map(gradient, k, dout.size(2), dout.size(3)));
       return gradient;
     };
-    const auto [of_A, of_D, of_delta_bias, of_state, of_steps] =
-        scan.backward(douts[is_along_columns(k)], std::nullopt, sequence_of(sequences, kX, k),
-                      sequence_of(sequences, kDelta, k), entry_of(parameters.A, k),
-                      sequence_of(sequences, kB, k), sequence_of(sequences, kC, k),
-                      entry_of(parameters.D, k), std::nullopt, entry_of(parameters.delta_bias, k),
-                      parameters.delta_softplus, parameters.discretization_method, std::nullopt,
-                      is_from_the_end(k), std::nullopt, std::nullopt, states[k], make(dx, kX),
-                      make(ddelta, kDelta), make(dB, kB), make(dC, kC), std::nullopt);
+    const auto [of_A, of_D, of_delta_bias, of_state, of_steps] = scan.backward(
+        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k),
+         entry_of(parameters.A, k), sequence_of(sequences, kB, k), sequence_of(sequences, kC, k),
+         entry_of(parameters.D, k), std::nullopt, entry_of(parameters.delta_bias, k),
+         parameters.delta_softplus, parameters.discretization_method, std::nullopt,
+         is_from_the_end(k), std::nullopt, std::nullopt},
+        douts[is_along_columns(k)], std::nullopt, states[k], make(dx, kX), make(ddelta, kDelta),
+        make(dB, kB), make(dC, kC), std::nullopt, nullptr, false);
     dA.push_back(of_A);
     if (of_D.defined()) dD.push_back(of_D);
     if (of_delta_bias.defined()) ddelta_bias.push_back(of_delta_bias);

@@ -52,6 +52,20 @@ CrossGradients cross_scan_bwd(const Tensor& dout, const TensorList& sequences, c
                              {A, D, delta_bias, delta_softplus, discretization_method}, states);
 }
 
+/// Registers the schemas, once for all backends.
+void define_cross_scan(auto& library) {
+  // Python alone calls these, and nothing that traces.
+  library.def(
+      "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "
+      "Tensor? delta_bias, bool delta_softplus, str discretization_method, bool save_states) -> "
+      "(Tensor[] outs, Tensor[] sequences, Tensor[] states)");
+  library.def(
+      "cross_scan_bwd(Tensor dout, Tensor[] sequences, Tensor A, Tensor? D, Tensor? delta_bias, "
+      "bool delta_softplus, str discretization_method, Tensor[] states) -> "
+      "(Tensor[] dx, Tensor[] ddelta, Tensor[] dB, Tensor[] dC, Tensor[] dA, Tensor[] dD, "
+      "Tensor[] ddelta_bias)");
+}
+
 template <const ScanOps& kScan>
 void implement_cross_scan(auto& library) {
   library.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kScan>));

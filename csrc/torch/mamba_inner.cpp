@@ -165,11 +165,8 @@ struct Layer {
   }
 
   void check_tensors() {
-    CheckedCall call(tables::kMambaInner, {.is_given = args.in_proj_weight.has_value()}, args.xz,
-                     args.in_proj_weight, args.in_proj_bias, args.conv1d_weight, args.conv1d_bias,
-                     args.x_proj_weight, args.delta_proj_weight, args.out_proj_weight,
-                     args.out_proj_bias, args.A, args.A_b, args.D, args.delta_bias, args.cu_seqlens,
-                     args.residual);
+    CheckedCall call(tables::kMambaInner, {.is_given = args.in_proj_weight.has_value()},
+                     args.tensors());
     call.check_shapes([&](const Tensor& tensor) {
       if (&tensor == &args.A && is_complex_dtype(dtype_of(tensor))) {
         fail("A must be real, got a complex one");
@@ -268,8 +265,8 @@ struct Layer {
       std::tie(kept.before, kept.counts) = ranks->steps_before(x, taps.size(1) - 1);
     }
     return rows_of(
-        std::get<0>(ops.conv.forward(x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
-                                     if_defined(kept.before), false, kSilu)));
+        std::get<0>(ops.conv.forward({x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
+                                      if_defined(kept.before), false, kSilu})));
   }
   /// Returns the gradients of weight and bias, and fills dx.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
@@ -324,19 +321,15 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   const Tensor steps = new_rows(dim);
   project_steps(matrix_of(steps), x_dbl);
   const auto scan = [&](const Scan& it, LayerKept::OfScan& kept_of) {
-    const OptionalTensor none;
-    const auto run = [&](const auto& function, const auto&... last) {
-      return function(channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
-                      half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                      none, it.reverse, last...);
-    };
     const Enter enter = [&](const Tensor& map) {
       std::tie(kept_of.entering, kept_of.factors) = ranks->state_before(map, it.reverse);
       return kept_of.entering;
     };
     const auto [scanned, last_state, states] =
-        ranks ? run(ops.scan.forward_between, none, saves, true, enter)
-              : run(ops.scan.forward, args.cu_seqlens, none, saves);
+        ops.scan.forward({channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
+                          half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
+                          std::nullopt, it.reverse, args.cu_seqlens, std::nullopt},
+                         saves, ranks ? &enter : nullptr, true);
     if (saves) kept_of.states = *states;
     return rows_of(scanned);
   };
@@ -362,24 +355,16 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
 void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta,
                           const LayerKept& kept, RowGradients& rows, LayerGradients& made) const {
   const auto run = [&](const Scan& it, const LayerKept::OfScan& kept_of, const RowGradients& into) {
-    const OptionalTensor none, states = if_defined(kept_of.states);
-    const OptionalTensor entering = if_defined(kept_of.entering);
-    const Tensor du = channels_of(into.du), ddelta = channels_of(into.dxz, 0, dim);
-    const Tensor dB = B_of(into.dx_dbl), dC = C_of(into.dx_dbl);
-    const Tensor dz = channels_of(into.dxz, dim, dim), dout = channels_of(dy);
     const Enter enter = [&](const Tensor& own) {
       return ranks->state_gradient_behind(own, kept_of.factors, it.reverse);
     };
-    if (ranks) {
-      return ops.scan.backward_between(dout, channels_of(u), delta, it.A, B_of(kept.x_dbl),
-                                       C_of(kept.x_dbl), it.D, half(1), args.delta_bias,
-                                       args.delta_softplus, args.discretization_method, entering,
-                                       it.reverse, states, du, ddelta, dB, dC, dz, enter);
-    }
-    return ops.scan.backward(dout, none, channels_of(u), delta, it.A, B_of(kept.x_dbl),
-                             C_of(kept.x_dbl), it.D, half(1), args.delta_bias, args.delta_softplus,
-                             args.discretization_method, none, it.reverse, args.cu_seqlens, none,
-                             states, du, ddelta, dB, dC, dz);
+    return ops.scan.backward(
+        {channels_of(u), delta, it.A, B_of(kept.x_dbl), C_of(kept.x_dbl), it.D, half(1),
+         args.delta_bias, args.delta_softplus, args.discretization_method,
+         if_defined(kept_of.entering), it.reverse, args.cu_seqlens, std::nullopt},
+        channels_of(dy), std::nullopt, if_defined(kept_of.states), channels_of(into.du),
+        channels_of(into.dxz, 0, dim), B_of(into.dx_dbl), C_of(into.dx_dbl),
+        channels_of(into.dxz, dim, dim), ranks ? &enter : nullptr, true);
   };
   const std::vector<Scan> all = scans();
   if (all.size() == 1) {

@@ -44,38 +44,16 @@ struct LayerOps {
   Tensor (*sum)(const Tensor& residual, const Tensor& product);
 };
 
-/// In the order of the schemas. With in_proj_weight, xz is the layer's input, (batch, seqlen,
-/// d_input), and A the logarithm of −A. Without out_proj_weight the result is the rows that it
-/// would take. The residual, whose gradient is that of out, is added to out, which has its dtype
-/// then.
+/// With in_proj_weight, xz is the layer's input, (batch, seqlen, d_input), and A the logarithm of
+/// −A. Without out_proj_weight the result is the rows that it would take. The residual, whose
+/// gradient is that of out, is added to out, which has its dtype then.
 ///
 /// A second scan of the same inputs, from the last step to the first, is added if `bidirectional`,
 /// by the same poles and without D, or by those of A_b, with D. With `reverse` there is one scan,
 /// from the last step to the first, and the convolution looks at the steps to come.
 ///
 /// With a group, xz are one rank's steps of a sequence that runs through all ranks' steps.
-struct LayerArguments {
-  const Tensor& xz;
-  const OptionalTensor& in_proj_weight;
-  const OptionalTensor& in_proj_bias;
-  const Tensor& conv1d_weight;
-  const OptionalTensor& conv1d_bias;
-  const Tensor& x_proj_weight;
-  const Tensor& delta_proj_weight;
-  const OptionalTensor& out_proj_weight;
-  const OptionalTensor& out_proj_bias;
-  const Tensor& A;
-  const OptionalTensor& A_b;
-  const OptionalTensor& D;
-  const OptionalTensor& delta_bias;
-  bool delta_softplus;
-  int64_t checkpoint_lvl;
-  const std::string& discretization_method;
-  bool bidirectional;
-  bool reverse;
-  const OptionalTensor& cu_seqlens;
-  std::optional<ScalarType> autocast_dtype;
-  const OptionalTensor& residual;
+struct LayerArguments : tables::MambaInnerArguments {
   const std::string* group = nullptr;
 };
 
@@ -115,14 +93,14 @@ struct LayerOpsOf {
   /// Returns out and what is kept.
   template <const LayerOps& kOps>
   static auto forward(Types... layer, const OptionalTensor& residual, bool save_states) {
-    return results_of(layer_forward(kOps, {layer..., residual}, save_states));
+    return results_of(layer_forward(kOps, {{layer..., residual}}, save_states));
   }
 
   /// Returns besides what is kept of other ranks.
   template <const LayerOps& kOps>
   static auto forward_of_ranks(Types... layer, const OptionalTensor& residual,
                                const std::string& group, bool save_states) {
-    const LayerForward made = layer_forward(kOps, {layer..., residual, &group}, save_states);
+    const LayerForward made = layer_forward(kOps, {{layer..., residual}, &group}, save_states);
     const LayerKept& kept = made.kept;
     return std::tuple_cat(
         results_of(made),
@@ -143,7 +121,7 @@ struct LayerOpsOf {
     LayerKept kept = kept_of(xz_rows, poles, x_dbl, y, u, steps, states, second_states);
     ((kept.room = room), ...);
     return gradients_of(
-        layer_backward(kOps, {layer..., std::nullopt}, dout, std::move(kept), xz_dtype));
+        layer_backward(kOps, {{layer..., std::nullopt}}, dout, std::move(kept), xz_dtype));
   }
 
   template <const LayerOps& kOps, class... Room>
@@ -166,7 +144,7 @@ struct LayerOpsOf {
     kept.second_scan.factors = or_undefined(second_factors);
     ((kept.room = room), ...);
     return gradients_of(
-        layer_backward(kOps, {layer..., std::nullopt, &group}, dout, std::move(kept), xz_dtype));
+        layer_backward(kOps, {{layer..., std::nullopt}, &group}, dout, std::move(kept), xz_dtype));
   }
 
  private:

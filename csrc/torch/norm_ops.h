@@ -153,6 +153,17 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(
   return {dhidden, dresidual, dweight};
 }
 
+/// Registers the schemas, once for all backends.
+void define_norm(auto& library) {
+  library.def(
+      "add_rms_norm_fwd(Tensor hidden, Tensor? residual, Tensor weight, float eps, "
+      "ScalarType dtype, ScalarType? total_dtype) -> (Tensor normed, Tensor total)");
+  library.def(
+      "add_rms_norm_bwd(Tensor dnormed, Tensor? dtotal, Tensor total, Tensor weight, float eps, "
+      "ScalarType? hidden_dtype, ScalarType? residual_dtype, bool needs_weight) -> "
+      "(Tensor dhidden, Tensor dresidual, Tensor dweight)");
+}
+
 /// Registers them for one backend.
 template <class Backend>
 void implement_norm(auto& library) {

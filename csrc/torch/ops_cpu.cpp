@@ -1,37 +1,126 @@
-// Op schemas and the CPU backend. This library is always built.
+// The schemas of the ops, and their CPU backend. This library is always built. The schemas and the
+// backends of a layer and of s6_step have files of their own.
 
 #include "../cpu/capability.h"
+#include "../cpu/conv/launch.h"
+#include "../cpu/diagonal/launch.h"
 #include "../cpu/matrix/launch.h"
+#include "../cpu/norm/launch.h"
 #include "../cpu/selective/launch.h"
+#include "../cpu/unitary/launch.h"
+#include "../cpu/update/launch.h"
 #include "build_info.h"
+#include "conv_ops.h"
 #include "cross_scan.h"
+#include "diagonal_ops.h"
 #include "joined_text.h"
+#include "norm_ops.h"
 #include "op_namespace.h"
+#include "prefill_ops.h"
 #include "scan_ops.h"
+#include "state_slots.h"
 #include "thread_pool.h"
+#include "unitary_ops.h"
+#include "update_ops.h"
 
 namespace selective_scan::op {
 namespace {
 
-template <class Poles>
-struct CpuBackend : Poles {
+/// What runs on PyTorch's threads, and reads the values that it refuses.
+struct CpuBackend {
   static constexpr int64_t kMaxDstate = 0;
+  static constexpr int64_t kMostChannels = 0;
+  static constexpr bool kSavesStates = false;
 
   explicit CpuBackend(const Tensor&) {}
 
-  void launch(const typename Poles::Forward& params, const auto& memory) const {
+  void check(const PackedSequences& packed) const { check_boundaries(packed); }
+  void check(const PrefillParams& params) const {
+    check_boundaries(params.packed);
+    check_slots(params.slots);
+    check_checkpoints(params);
+  }
+  void check(const ConvParams& params) const { check_boundaries(params.packed()); }
+  void check(const ConvPrefillParams& params) const {
+    check_boundaries(params.packed());
+    check_slots(params.slots);
+  }
+  void check(const ConvUpdateParams& params) const {
+    const IndexArray& indices = params.conv_state_indices;
+    if (!indices.present()) return;
+    for (int64_t row = 0; row < params.batch; ++row) {
+      check_slot("conv_state_indices", indices.at(row), params);
+    }
+  }
+  void check_indices(const UpdateParams& params) const { check_slots(params); }
+  int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
+
+  void launch(const ForwardParams& params, const auto& memory) const {
     cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
   }
-  void launch(const typename Poles::Backward& params, const auto& memory) const {
+  void launch(const BackwardParams& params, const auto& memory) const {
     cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
   }
-  void check(const PackedSequences& packed) const { check_boundaries(packed); }
+  void launch(const MatrixForwardParams& params, const auto& memory) const {
+    cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
+  }
+  void launch(const MatrixBackwardParams& params, const auto& memory) const {
+    cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
+  }
+  void launch(const PrefillParams& params, const auto& memory) const {
+    cpu::scan_prefill(params, memory(cpu::prefill_workspace_bytes(params, pool)), pool);
+  }
+  void launch(const UpdateParams& params, const Tensor& x) const {
+    const Workspace workspace(x, cpu::update_workspace_bytes(params, pool));
+    cpu::update_states(params, workspace.data(), pool);
+  }
+  void launch(const ConvForwardParams& params, const auto& memory) const {
+    cpu::causal_conv1d_forward(params, memory(cpu::workspace_bytes(params)), pool);
+  }
+  void launch(const ConvBackwardParams& params, const auto& memory) const {
+    cpu::causal_conv1d_backward(params, memory(cpu::workspace_bytes(params)), pool);
+  }
+  void launch(const ConvPrefillParams& params) const { cpu::causal_conv1d_prefill(params, pool); }
+  void launch(const ConvUpdateParams& params) const { cpu::causal_conv1d_update(params, pool); }
+  void launch(const DiagonalForwardParams& params, const auto& memory) const {
+    cpu::diagonal_scan_forward(params, memory(cpu::workspace_bytes(params, pool)), pool);
+  }
+  void launch(const DiagonalBackwardParams& params, const auto& memory) const {
+    cpu::diagonal_scan_backward(params, memory(cpu::workspace_bytes(params, pool)), pool);
+  }
+  void launch(const UnitaryForwardParams& params) const { cpu::unitary_scan_forward(params, pool); }
+  void launch(const UnitaryBackwardParams& params) const {
+    cpu::unitary_scan_backward(params, pool);
+  }
+  void launch(const NormForwardParams& params, const auto& memory) const {
+    cpu::norm_forward(params, memory(cpu::workspace_bytes(params, pool)), pool);
+  }
+  void launch(const NormBackwardParams& params, const auto& memory) const {
+    cpu::norm_backward(params, memory(cpu::workspace_bytes(params, pool)), pool);
+  }
 
   cpu::ThreadPool pool = torch_thread_pool();
 };
 
+template <class Poles>
+struct ScanBackend : Poles, CpuBackend {
+  using CpuBackend::CpuBackend;
+};
+
+struct UnitaryBackend : CpuBackend {
+  /// A slab of this size stays in the last-level cache of most processors.
+  static constexpr int64_t kThetaBytes = int64_t{16} << 20;
+  static constexpr int64_t kLanes = cpu::kUnitaryLanes;
+  static constexpr bool kChannelsLast = true;
+
+  using CpuBackend::CpuBackend;
+};
+
 int64_t state_chunk() {
   return kStateChunk;
+}
+int64_t unitary_state_chunk() {
+  return kUnitaryStateChunk;
 }
 
 std::string cpu_build_info() {
@@ -42,75 +131,38 @@ std::string cpu_build_info() {
 
 }  // namespace
 
-const ScanOps kCpuScanOps = scan_ops<CpuBackend<DiagonalA>>();
+const ScanOps kCpuScanOps = scan_ops<ScanBackend<DiagonalA>>();
+const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
-  const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
-  const std::string scanned = tensors +
-                              "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-                              "str discretization_method, Tensor? initial_state, bool reverse";
-  const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
-                                ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
-  for (const auto& [name, method] :
-       {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
-    define_forward(
-        m, joined({name, "_fwd"}),
-        joined({tensors,
-                "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
-                "bool delta_softplus=False, str discretization_method=\"",
-                method,
-                "\", Tensor? initial_state=None, bool reverse=False, "
-                "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
-        "Tensor out, Tensor last_state, Tensor? states");
-    m.def(joined({name, "_bwd(", gradients,
-                  ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-                  "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
-              .c_str());
-  }
-  m.def(joined({"selective_scan_bwd_out(", gradients,
-                ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
-                "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
-                "Tensor dinitial_state, Tensor dinput_delta)"})
-            .c_str());
-  m.def(
-      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
-          .c_str());
-  m.def(
-      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
-          .c_str());
-  // `entrance` is the number of a function of Python's: see ranks.h.
-  define_forward(
-      m, "selective_scan_between_fwd",
-      joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
-      "Tensor out, Tensor last_state, Tensor? states");
-  m.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
-                ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> (Tensor du, "
-                "Tensor ddelta, "
-                "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
-                "Tensor dinitial_state, Tensor dinput_delta)"})
-            .c_str());
-  // Python alone calls these, and nothing that traces.
-  m.def(
-      "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "
-      "Tensor? delta_bias, bool delta_softplus, str discretization_method, bool save_states) -> "
-      "(Tensor[] outs, Tensor[] sequences, Tensor[] states)");
-  m.def(
-      "cross_scan_bwd(Tensor dout, Tensor[] sequences, Tensor A, Tensor? D, Tensor? delta_bias, "
-      "bool delta_softplus, str discretization_method, Tensor[] states) -> "
-      "(Tensor[] dx, Tensor[] ddelta, Tensor[] dB, Tensor[] dC, Tensor[] dA, Tensor[] dD, "
-      "Tensor[] ddelta_bias)");
+  define_scans(m);
+  define_cross_scan(m);
+  define_prefill(m);
+  define_update(m);
+  define_convolution(m);
+  define_diagonal_scan(m);
+  define_unitary_scan(m);
+  define_norm(m);
+  m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("state_chunk", TORCH_BOX(&state_chunk));
+  m.impl("unitary_state_chunk", TORCH_BOX(&unitary_state_chunk));
   m.impl("cpu_build_info", TORCH_BOX(&cpu_build_info));
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
-  implement_scans<CpuBackend<DiagonalA>, CpuBackend<MatrixA>>(m);
+  implement_scans<ScanBackend<DiagonalA>, ScanBackend<MatrixA>>(m);
   implement_cross_scan<kCpuScanOps>(m);
+  implement_prefill<CpuBackend>(m);
+  implement_update<CpuBackend>(m);
+  implement_convolution<CpuBackend>(m);
+  implement_diagonal_scan<CpuBackend>(m);
+  implement_unitary_scan<UnitaryBackend>(m);
+  implement_norm<CpuBackend>(m);
 }
 
 }  // namespace selective_scan::op

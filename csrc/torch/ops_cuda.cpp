@@ -1,40 +1,115 @@
-// The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
+// The CUDA backend of the ops whose schemas ops_cpu.cpp registers. That of a layer and that of
+// s6_step have files of their own.
 
 #include "../cuda/launch.h"
 #include "build_info.h"
+#include "conv_ops.h"
 #include "cross_scan.h"
 #include "cuda_stream.h"
+#include "diagonal_ops.h"
 #include "joined_text.h"
+#include "norm_ops.h"
 #include "op_namespace.h"
+#include "prefill_ops.h"
 #include "scan_ops.h"
+#include "unitary_ops.h"
+#include "update_ops.h"
 
 namespace selective_scan::op {
 namespace {
 
-template <class Poles>
-struct CudaBackend : Poles {
-  static constexpr int64_t kMaxDstate =
-      Poles::kIsMatrixA ? cuda::kMaxMatrixDstate : cuda::kMaxDstate;
+/// What runs on the device and the stream of a tensor.
+struct CudaBackend {
+  using Memory = cuda::ScratchMemory;
 
-  explicit CudaBackend(const Tensor& u) : stream(u) {}
+  static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
+  static constexpr int64_t kMostChannels = cuda::kMostNormChannels;
+  static constexpr bool kSavesStates = true;
 
-  void launch(const typename Poles::Forward& params, const cuda::ScratchMemory& memory) const {
+  explicit CudaBackend(const Tensor& tensor) : stream(tensor) {}
+
+  /// The host does not read values. The kernels clamp boundaries, take indices out of range for
+  /// padding, and do no harm whatever the values are.
+  void check(const auto&) const {}
+  void check_indices(const auto&) const {}
+  int64_t num_segments(const auto& params) const { return cuda::num_segments(params); }
+
+  void launch(const ForwardParams& params, const Memory& memory) const {
     STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
   }
-  void launch(const typename Poles::Backward& params, const cuda::ScratchMemory& memory) const {
+  void launch(const BackwardParams& params, const Memory& memory) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
   }
-  void launch(const ForwardParams& params, const cuda::ScratchMemory& memory,
+  void launch(const ForwardParams& params, const Memory& memory,
               const StateExchange& exchange) const {
     STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream, &exchange));
   }
-  void launch(const BackwardParams& params, const cuda::ScratchMemory& memory,
+  void launch(const BackwardParams& params, const Memory& memory,
               const StateExchange& exchange) const {
     STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream, &exchange));
   }
-  void check(const PackedSequences&) const {}  // whose boundaries the kernels clamp
+  void launch(const MatrixForwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
+  }
+  void launch(const MatrixBackwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
+  }
+  void launch(const PrefillParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::scan_prefill(params, memory, stream));
+  }
+  void launch(const UpdateParams& params, const Tensor&) const {
+    STD_CUDA_CHECK(cuda::update_states(params, stream));
+  }
+  void launch(const ConvForwardParams& params, const Memory&) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_forward(params, stream));
+  }
+  void launch(const ConvBackwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, memory, stream));
+  }
+  void launch(const ConvPrefillParams& params) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_prefill(params, stream));
+  }
+  void launch(const ConvUpdateParams& params) const {
+    STD_CUDA_CHECK(cuda::causal_conv1d_update(params, stream));
+  }
+  void launch(const DiagonalForwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_forward(params, memory, stream));
+  }
+  void launch(const DiagonalBackwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, memory, stream));
+  }
+  void launch(const UnitaryForwardParams& params) const {
+    STD_CUDA_CHECK(cuda::unitary_scan_forward(params, stream));
+  }
+  void launch(const UnitaryBackwardParams& params) const {
+    STD_CUDA_CHECK(cuda::unitary_scan_backward(params, stream));
+  }
+  void launch(const NormForwardParams& params, const Memory&) const {
+    STD_CUDA_CHECK(cuda::norm_forward(params, stream));
+  }
+  void launch(const NormBackwardParams& params, const Memory& memory) const {
+    STD_CUDA_CHECK(cuda::norm_backward(params, memory, stream));
+  }
 
   CudaStream stream;
+};
+
+template <class Poles>
+struct ScanBackend : Poles, CudaBackend {
+  static constexpr int64_t kMaxDstate =
+      Poles::kIsMatrixA ? cuda::kMaxMatrixDstate : cuda::kMaxDstate;
+
+  using CudaBackend::CudaBackend;
+};
+
+struct UnitaryBackend : CudaBackend {
+  static constexpr int64_t kMaxDstate = cuda::kMaxUnitaryDstate;
+  /// Large enough for the matrix product and the scan to run at full speed.
+  static constexpr int64_t kThetaBytes = int64_t{256} << 20;
+  static constexpr int64_t kLanes = 1;
+  static constexpr bool kChannelsLast = false;
+
+  using CudaBackend::CudaBackend;
 };
 
 std::string cuda_build_info() {
@@ -59,7 +134,8 @@ std::string cuda_device_facts(int64_t device) {
 
 }  // namespace
 
-const ScanOps kCudaScanOps = scan_ops<CudaBackend<DiagonalA>>();
+const ScanOps kCudaScanOps = scan_ops<ScanBackend<DiagonalA>>();
+const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
@@ -74,8 +150,14 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
-  implement_scans<CudaBackend<DiagonalA>, CudaBackend<MatrixA>>(m);
+  implement_scans<ScanBackend<DiagonalA>, ScanBackend<MatrixA>>(m);
   implement_cross_scan<kCudaScanOps>(m);
+  implement_prefill<CudaBackend>(m);
+  implement_update<CudaBackend>(m);
+  implement_convolution<CudaBackend>(m);
+  implement_diagonal_scan<CudaBackend>(m);
+  implement_unitary_scan<UnitaryBackend>(m);
+  implement_norm<CudaBackend>(m);
 }
 
 }  // namespace selective_scan::op

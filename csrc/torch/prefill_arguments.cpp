@@ -1,6 +1,7 @@
 #include "prefill_arguments.h"
 
 #include "checked_call.h"
+#include "scan_arguments.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
@@ -41,17 +42,14 @@ ArrayView prefill_view(const Tensor& tensor) {
 }
 
 PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dstate) {
+  PrefillParams params;
+  params.method = parse_method(args.discretization_method);
   if (args.checkpoint_every < 0) {
     fail("checkpoint_every must be at least 0, got ", args.checkpoint_every);
   }
-  PrefillParams params;
-  params.method = args.method;
   params.delta_softplus = args.delta_softplus;
 
-  CheckedCall call(tables::kSelectiveScanPrefill, {max_dstate}, args.u, args.states, args.delta,
-                   args.A, args.B, args.C, args.D, args.z, args.delta_bias, args.cu_seqlens,
-                   args.cache_indices, args.has_initial_state, args.first_position,
-                   args.checkpoint_slots, args.out, args.input_delta);
+  CheckedCall call(tables::kSelectiveScanPrefill, {max_dstate}, args.tensors());
   call.check_shapes();
   check_options(args);
   set_sizes(params, call);

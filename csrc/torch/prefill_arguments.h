@@ -2,34 +2,13 @@
 #pragma once
 
 #include "../core/prefill_params.h"
+#include "argument_tables.h"
 #include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// The arguments are in the order of the schema.
-struct PrefillArguments {
-  const Tensor& u;
-  const Tensor& states;
-  const Tensor& delta;
-  const Tensor& A;
-  const Tensor& B;
-  const Tensor& C;
-  const OptionalTensor& D;
-  const OptionalTensor& z;
-  const OptionalTensor& delta_bias;
-  bool delta_softplus;
-  const Tensor& cu_seqlens;
-  const OptionalTensor& cache_indices;
-  const OptionalTensor& has_initial_state;
-  int64_t pad_slot_id;
-  int64_t checkpoint_every;
-  const OptionalTensor& first_position;
-  const OptionalTensor& checkpoint_slots;
-  const OptionalTensor& out;
-  Method method;
-  const OptionalTensor& input_delta;
-};
+using PrefillArguments = tables::SelectiveScanPrefillArguments;
 
 /// Refuses whatever no kernel may see, but for values of indices, positions and boundaries; returns
 /// parameters with everything filled in but `out` and the states that kernels use. `max_dstate` is

@@ -21,54 +21,44 @@ namespace selective_scan::op {
 
 /// Returns out, or no tensor where the caller gave one.
 template <class Backend>
-Tensor selective_scan_prefill(const Tensor& u, const Tensor& states, const Tensor& delta,
-                              const Tensor& A, const Tensor& B, const Tensor& C,
-                              const OptionalTensor& D, const OptionalTensor& z,
-                              const OptionalTensor& delta_bias, bool delta_softplus,
-                              const Tensor& cu_seqlens, const OptionalTensor& cache_indices,
-                              const OptionalTensor& has_initial_state, int64_t pad_slot_id,
-                              int64_t checkpoint_every, const OptionalTensor& first_position,
-                              const OptionalTensor& checkpoint_slots, const OptionalTensor& out,
-                              const std::string& discretization_method,
-                              const OptionalTensor& input_delta) {
-  PrefillParams params = make_prefill_params({u,
-                                              states,
-                                              delta,
-                                              A,
-                                              B,
-                                              C,
-                                              D,
-                                              z,
-                                              delta_bias,
-                                              delta_softplus,
-                                              cu_seqlens,
-                                              cache_indices,
-                                              has_initial_state,
-                                              pad_slot_id,
-                                              checkpoint_every,
-                                              first_position,
-                                              checkpoint_slots,
-                                              out,
-                                              parse_method(discretization_method),
-                                              input_delta},
-                                             Backend::kMaxDstate);
+Tensor selective_scan_prefill(const PrefillArguments& args) {
+  const Tensor& u = args.u;
+  PrefillParams params = make_prefill_params(args, Backend::kMaxDstate);
   const Backend backend(u);
   backend.check(params);
-  const Tensor result = out ? Tensor() : allocate_like(u);
+  const Tensor result = args.out ? Tensor() : allocate_like(u);
   if (is_empty(params)) return result;
-  params.out = prefill_view(out ? *out : result);
+  params.out = prefill_view(args.out ? *args.out : result);
   const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
   const Tensor before = allocate(u, shape, state_dtype(params));
   const Tensor behind = allocate(u, shape, state_dtype(params));
   params.initial_state = state_view(before);
   params.last_state = state_view(behind);
   OptionalTensor saved;
-  if (Backend::kSavesStates && checkpoint_every > 0) {
+  if (Backend::kSavesStates && args.checkpoint_every > 0) {
     saved = new_states(u, params);
     params.states = saved->mutable_data_ptr();
   }
   launch_with_workspace(backend, u, params);
   return result;
+}
+
+/// Registers the schema, once for all backends.
+void define_prefill(auto& library) {
+  library.def(
+      "selective_scan_prefill(Tensor u, Tensor(a!) states, Tensor delta, Tensor A, Tensor B, "
+      "Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+      "Tensor cu_seqlens, Tensor? cache_indices=None, Tensor? has_initial_state=None, "
+      "int pad_slot_id=-1, int checkpoint_every=0, Tensor? first_position=None, "
+      "Tensor? checkpoint_slots=None, Tensor(b!)? out=None, "
+      "str discretization_method=\"zoh\", Tensor? input_delta=None) -> Tensor");
+}
+
+/// Registers the op of a backend.
+template <class Backend>
+void implement_prefill(auto& library) {
+  library.impl("selective_scan_prefill",
+               TORCH_BOX(&PrefillArguments::one_by_one<&selective_scan_prefill<Backend>>));
 }
 
 }  // namespace selective_scan::op

@@ -74,9 +74,8 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
                               : parse_method(args.discretization_method);
   params.delta_softplus = args.delta_softplus;
 
-  CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate}, args.u,
-                   args.delta, args.A, args.B, args.C, args.D, args.z, args.delta_bias,
-                   args.initial_state, args.cu_seqlens, args.input_delta);
+  CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
+                   args.tensors());
   // The tables do not say what goes with a matrix A, and with no other.
   call.check_shapes([&](const Tensor& tensor) {
     if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {

@@ -1,32 +1,17 @@
 // The arguments of the selective-scan ops: validation, and translation to the kernels' parameters.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "../core/params.h"
+#include "argument_tables.h"
 #include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// What the ops of the scan have in common, in the order of their schemas.
-struct ScanArguments {
-  const Tensor& u;
-  const Tensor& delta;
-  const Tensor& A;
-  const Tensor& B;
-  const Tensor& C;
-  const std::optional<Tensor>& D;
-  const std::optional<Tensor>& z;
-  const std::optional<Tensor>& delta_bias;
-  bool delta_softplus;
-  const std::string& discretization_method;
-  const std::optional<Tensor>& initial_state;
-  bool reverse;
-  const std::optional<Tensor>& cu_seqlens;
-  const std::optional<Tensor>& input_delta;
-};
+/// What the ops of the scan have in common.
+using ScanArguments = tables::SelectiveScanArguments;
 
 /// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
 std::string built_methods();

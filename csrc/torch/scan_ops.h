@@ -27,6 +27,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "../core/matrix_params.h"
 #include "../core/state_exchange.h"
@@ -111,7 +112,9 @@ Tensor find_own(const Backend& backend, const Tensor& u, const Params& params) {
 
 /// Of a forward pass: out, the last state, and saved states.
 using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
-/// Of a backward pass, in their order; and those that the caller gave no memory for.
+/// Of a backward pass, in their order; and those that the caller gave no memory for. D, z,
+/// delta_bias, initial_state and input_delta have a gradient where they are there, and else an
+/// undefined tensor, None in Python.
 using AllGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using OtherGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -209,21 +212,16 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// D, z, delta_bias, initial_state and input_delta have a gradient where they are there, and else
-/// an undefined tensor, None in Python.
-struct Gradients {
-  Tensor du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta;
-};
-
 inline Tensor new_gradient(const OptionalTensor& input) {
   return input ? allocate_like(*input) : Tensor();
 }
 
-/// Writes all of `gradients`.
+/// Writes all of `gradients`. The gradient of the last state is what `enter` gives, if there is
+/// one.
 template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                   const Gradients& gradients, const Enter* enter = nullptr, bool is_told = false) {
+                   const AllGradients& gradients, const Enter* enter, bool is_told) {
   const auto& [du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta] =
       gradients;
   const Backend& backend = problem.backend;
@@ -266,10 +264,11 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   launch_between(backend, args.u, params, enter, is_told && dout.has_value());
 }
 
+/// The initial state is what `enter` gives, if there is one.
 template <class Backend>
-ScanResults scan_forward(const Problem<Backend>& problem, bool save_states,
-                         const Enter* enter = nullptr, bool is_told = false) {
-  const ScanArguments& args = problem.args;
+ScanResults scan_forward(const ScanArguments& args, bool save_states, const Enter* enter,
+                         bool is_told) {
+  const Problem<Backend> problem(args);
   auto params = problem.template inputs<typename Backend::Forward>();
   const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
   Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
@@ -293,6 +292,53 @@ inline void check_given_gradient(const char* name, const OptionalTensor& gradien
   if (input) check_given_gradient(name, *gradient, input_name, *input);
 }
 
+/// Finds all gradients, in their order.
+template <class Backend>
+AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout,
+                           const OptionalTensor& dlast_state, const OptionalTensor& states,
+                           const Enter* enter, bool is_told) {
+  const Problem<Backend> problem(args);
+  check_gradients(problem.params, args.u, dout, dlast_state, states);
+  const AllGradients made{allocate_like(args.u),
+                          allocate_like(args.delta),
+                          allocate_like(args.A),
+                          allocate_like(args.B),
+                          allocate_like(args.C),
+                          new_gradient(args.D),
+                          new_gradient(args.z),
+                          new_gradient(args.delta_bias),
+                          new_gradient(args.initial_state),
+                          new_gradient(args.input_delta)};
+  scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
+  return made;
+}
+
+/// Writes gradients of tensors that may be large into tensors that the caller gives, such as slices
+/// of wider rows, and returns the others.
+template <class Backend>
+OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& dout,
+                               const OptionalTensor& dlast_state, const OptionalTensor& states,
+                               const Tensor& du, const Tensor& ddelta, const Tensor& dB,
+                               const Tensor& dC, const OptionalTensor& dz, const Enter* enter,
+                               bool is_told) {
+  const Problem<Backend> problem(args);
+  check_gradients(problem.params, args.u, dout, dlast_state, states);
+  check_given_gradient("du", du, "u", args.u);
+  check_given_gradient("ddelta", ddelta, "delta", args.delta);
+  check_given_gradient("dB", dB, "B", args.B);
+  check_given_gradient("dC", dC, "C", args.C);
+  check_given_gradient("dz", dz, "z", args.z);
+  const Tensor dA = allocate_like(args.A), dD = new_gradient(args.D);
+  const Tensor ddelta_bias = new_gradient(args.delta_bias);
+  const Tensor dinitial_state = new_gradient(args.initial_state);
+  const Tensor dinput_delta = new_gradient(args.input_delta);
+  scan_backward(
+      problem, dout, dlast_state, states,
+      {du, ddelta, dA, dB, dC, dD, or_undefined(dz), ddelta_bias, dinitial_state, dinput_delta},
+      enter, is_told);
+  return {dA, dD, ddelta_bias, dinitial_state, dinput_delta};
+}
+
 /// The ops. They have the arguments `scanned` in common, whose types these are, and whose names
 /// ScanArguments has.
 template <class... Types>
@@ -300,57 +346,18 @@ struct ScanOpsOf {
   template <class Backend>
   static ScanResults forward(Types... scanned, const OptionalTensor& cu_seqlens,
                              const OptionalTensor& input_delta, bool save_states) {
-    return scan_forward(Problem<Backend>({scanned..., cu_seqlens, input_delta}), save_states);
+    return scan_forward<Backend>({scanned..., cu_seqlens, input_delta}, save_states, nullptr,
+                                 false);
   }
 
-  /// The initial state is what `enter` gives.
-  template <class Backend>
-  static ScanResults forward_between(Types... scanned, const OptionalTensor& input_delta,
-                                     bool save_states, bool is_told, const Enter& enter) {
-    const OptionalTensor none;
-    return scan_forward(Problem<Backend>({scanned..., none, input_delta}), save_states, &enter,
-                        is_told);
-  }
-
-  /// Returns the gradients in their order.
   template <class Backend>
   static AllGradients backward(const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                Types... scanned, const OptionalTensor& cu_seqlens,
                                const OptionalTensor& input_delta, const OptionalTensor& states) {
-    return all_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout, dlast_state,
-                         states);
+    return all_gradients<Backend>({scanned..., cu_seqlens, input_delta}, dout, dlast_state, states,
+                                  nullptr, false);
   }
 
-  /// The same, where Python is asked: see enter_by_python().
-  template <class Backend>
-  static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
-                                    bool is_told, int64_t entrance, bool save_states) {
-    return forward_between<Backend>(scanned..., input_delta, save_states, is_told,
-                                    enter_by_python(entrance));
-  }
-
-  /// The gradient of the last state is what `enter` gives.
-  template <class Backend>
-  static AllGradients backward_between(const OptionalTensor& dout, Types... scanned,
-                                       const OptionalTensor& input_delta,
-                                       const OptionalTensor& states, bool is_told,
-                                       const Enter& enter) {
-    const OptionalTensor none;
-    return all_gradients(Problem<Backend>({scanned..., none, input_delta}), dout, none, states,
-                         &enter, is_told);
-  }
-
-  template <class Backend>
-  static AllGradients backward_asking(const OptionalTensor& dout, Types... scanned,
-                                      const OptionalTensor& input_delta,
-                                      const OptionalTensor& states, bool is_told,
-                                      int64_t entrance) {
-    return backward_between<Backend>(dout, scanned..., input_delta, states, is_told,
-                                     enter_by_python(entrance));
-  }
-
-  /// Writes gradients of tensors that may be large into tensors that the caller gives, such as
-  /// slices of wider rows, and returns the others.
   template <class Backend>
   static OtherGradients backward_out(const OptionalTensor& dout, const OptionalTensor& dlast_state,
                                      Types... scanned, const OptionalTensor& cu_seqlens,
@@ -358,19 +365,26 @@ struct ScanOpsOf {
                                      const OptionalTensor& states, const Tensor& du,
                                      const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
                                      const OptionalTensor& dz) {
-    return other_gradients(Problem<Backend>({scanned..., cu_seqlens, input_delta}), dout,
-                           dlast_state, states, du, ddelta, dB, dC, dz);
+    return other_gradients<Backend>({scanned..., cu_seqlens, input_delta}, dout, dlast_state,
+                                    states, du, ddelta, dB, dC, dz, nullptr, false);
   }
 
+  /// These two ask Python what enters, and what leaves: see enter_by_python().
   template <class Backend>
-  static OtherGradients backward_out_between(const Tensor& dout, Types... scanned,
-                                             const OptionalTensor& states, const Tensor& du,
-                                             const Tensor& ddelta, const Tensor& dB,
-                                             const Tensor& dC, const OptionalTensor& dz,
-                                             const Enter& enter) {
-    const OptionalTensor none;
-    return other_gradients(Problem<Backend>({scanned..., none, none}), dout, none, states, du,
-                           ddelta, dB, dC, dz, &enter, true);
+  static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
+                                    bool is_told, int64_t entrance, bool save_states) {
+    const Enter enter = enter_by_python(entrance);
+    return scan_forward<Backend>({scanned..., std::nullopt, input_delta}, save_states, &enter,
+                                 is_told);
+  }
+  template <class Backend>
+  static AllGradients backward_asking(const OptionalTensor& dout, Types... scanned,
+                                      const OptionalTensor& input_delta,
+                                      const OptionalTensor& states, bool is_told,
+                                      int64_t entrance) {
+    const Enter enter = enter_by_python(entrance);
+    return all_gradients<Backend>({scanned..., std::nullopt, input_delta}, dout, std::nullopt,
+                                  states, &enter, is_told);
   }
 
   /// Returns the gradient of the state before the first step alone, where none comes of the last
@@ -394,61 +408,61 @@ struct ScanOpsOf {
     const Problem<Backend> problem({scanned..., none, input_delta});
     return find_own(problem.backend, problem.args.u, problem.template inputs<ForwardParams>());
   }
-
- private:
-  template <class Backend, class... Entering>
-  static AllGradients all_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
-                                    const OptionalTensor& dlast_state, const OptionalTensor& states,
-                                    const Entering&... entering) {
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, dlast_state, states);
-    const Gradients made{allocate_like(args.u),
-                         allocate_like(args.delta),
-                         allocate_like(args.A),
-                         allocate_like(args.B),
-                         allocate_like(args.C),
-                         new_gradient(args.D),
-                         new_gradient(args.z),
-                         new_gradient(args.delta_bias),
-                         new_gradient(args.initial_state),
-                         new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made, entering...);
-    return {
-        made.du,          made.ddelta,         made.dA,          made.dB, made.dC, made.dD, made.dz,
-        made.ddelta_bias, made.dinitial_state, made.dinput_delta};
-  }
-
-  template <class Backend, class... Entering>
-  static OtherGradients other_gradients(const Problem<Backend>& problem, const OptionalTensor& dout,
-                                        const OptionalTensor& dlast_state,
-                                        const OptionalTensor& states, const Tensor& du,
-                                        const Tensor& ddelta, const Tensor& dB, const Tensor& dC,
-                                        const OptionalTensor& dz, const Entering&... entering) {
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, dlast_state, states);
-    check_given_gradient("du", du, "u", args.u);
-    check_given_gradient("ddelta", ddelta, "delta", args.delta);
-    check_given_gradient("dB", dB, "B", args.B);
-    check_given_gradient("dC", dC, "C", args.C);
-    check_given_gradient("dz", dz, "z", args.z);
-    const Gradients made{du,
-                         ddelta,
-                         allocate_like(args.A),
-                         dB,
-                         dC,
-                         new_gradient(args.D),
-                         or_undefined(dz),
-                         new_gradient(args.delta_bias),
-                         new_gradient(args.initial_state),
-                         new_gradient(args.input_delta)};
-    scan_backward(problem, dout, dlast_state, states, made, entering...);
-    return {made.dA, made.dD, made.ddelta_bias, made.dinitial_state, made.dinput_delta};
-  }
 };
 using SelectiveScan =
     ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
               const std::string&, const OptionalTensor&, bool>;
+
+/// Registers the schemas, once for all backends.
+void define_scans(auto& library) {
+  const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
+  const std::string scanned = tensors +
+                              "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
+                              "str discretization_method, Tensor? initial_state, bool reverse";
+  const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
+                                ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
+  for (const auto& [name, method] :
+       {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
+    define_forward(
+        library, joined({name, "_fwd"}),
+        joined({tensors,
+                "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
+                "bool delta_softplus=False, str discretization_method=\"",
+                method,
+                "\", Tensor? initial_state=None, bool reverse=False, "
+                "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
+        "Tensor out, Tensor last_state, Tensor? states");
+    library.def(
+        joined({name, "_bwd(", gradients,
+                ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
+            .c_str());
+  }
+  library.def(joined({"selective_scan_bwd_out(", gradients,
+                      ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
+                      "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
+                      "Tensor dinitial_state, Tensor dinput_delta)"})
+                  .c_str());
+  library.def(
+      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
+          .c_str());
+  library.def(
+      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+          .c_str());
+  // `entrance` is the number of a function of Python's: see ranks.h.
+  define_forward(
+      library, "selective_scan_between_fwd",
+      joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
+      "Tensor out, Tensor last_state, Tensor? states");
+  library.def(
+      joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
+              ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> (Tensor du, "
+              "Tensor ddelta, "
+              "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
+              "Tensor dinitial_state, Tensor dinput_delta)"})
+          .c_str());
+}
 
 /// Registers the ops of two backends, of which the other one takes matrices.
 template <class Backend, class MatrixBackend>
@@ -464,18 +478,15 @@ void implement_scans(auto& library) {
   library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
 }
 
-/// The ops of a backend, for others that are made of them.
+/// What a backend has for ops that are made of scans.
 struct ScanOps {
-  decltype(&SelectiveScan::forward<DiagonalA>) forward;
-  decltype(&SelectiveScan::backward_out<DiagonalA>) backward;
-  decltype(&SelectiveScan::forward_between<DiagonalA>) forward_between;
-  decltype(&SelectiveScan::backward_out_between<DiagonalA>) backward_between;
+  decltype(&scan_forward<DiagonalA>) forward;
+  decltype(&other_gradients<DiagonalA>) backward;
 };
 extern const ScanOps kCpuScanOps, kCudaScanOps;
 template <class Backend>
 constexpr ScanOps scan_ops() {
-  return {&SelectiveScan::forward<Backend>, &SelectiveScan::backward_out<Backend>,
-          &SelectiveScan::forward_between<Backend>, &SelectiveScan::backward_out_between<Backend>};
+  return {&scan_forward<Backend>, &other_gradients<Backend>};
 }
 
 }  // namespace selective_scan::op

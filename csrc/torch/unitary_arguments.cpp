@@ -15,8 +15,7 @@ ArrayView weights_view(const Tensor& tensor) {
 
 UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
   UnitaryScanParams params;
-  CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.u, args.dt, args.x, args.x_bias,
-                   args.b, args.c, args.D, args.z, args.initial_state);
+  CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.tensors());
   call.check_shapes();
   set_sizes(params, call);
   params.variable_b = args.b.dim() > 1;

@@ -2,22 +2,13 @@
 #pragma once
 
 #include "../core/unitary_params.h"
+#include "argument_tables.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// What the forward and the backward op have in common, in the order of their schemas.
-struct UnitaryArguments {
-  const Tensor& u;
-  const Tensor& dt;
-  const Tensor& x;
-  const Tensor& x_bias;
-  const Tensor& b;
-  const Tensor& c;
-  const Tensor& D;
-  const OptionalTensor& z;
-  const OptionalTensor& initial_state;
-};
+/// What the forward and the backward op have in common.
+using UnitaryArguments = tables::AdaptiveUnitaryScanArguments;
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in,
 /// but for theta and the states. `max_dstate` is the backend's limit, 0 for none.

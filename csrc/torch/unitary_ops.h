@@ -236,12 +236,10 @@ inline Tensor blocks_of_rows(const ThetaLayout& layout, const Tensor& x, ScalarT
 }
 
 template <class Backend>
-std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(
-    const Tensor& u, const Tensor& dt, const Tensor& x, const Tensor& x_bias, const Tensor& b,
-    const Tensor& c, const Tensor& D, const OptionalTensor& z, const OptionalTensor& initial_state,
-    bool save_states) {
-  UnitaryForwardParams params(
-      make_unitary_params({u, dt, x, x_bias, b, c, D, z, initial_state}, Backend::kMaxDstate));
+std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const UnitaryArguments& args,
+                                                                     bool save_states) {
+  const auto& [u, dt, x, x_bias, b, c, D, z, initial_state] = args;
+  UnitaryForwardParams params(make_unitary_params(args, Backend::kMaxDstate));
   const Backend backend(u);
   const ScalarType dtype = float_dtype(params.is_double, false);
 
@@ -336,8 +334,8 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
                           const Tensor& b, const Tensor& c, const Tensor& D,
                           const OptionalTensor& z, const OptionalTensor& initial_state,
                           const OptionalTensor& states) {
-  UnitaryBackwardParams params(
-      make_unitary_params({u, dt, x, x_bias, b, c, D, z, initial_state}, Backend::kMaxDstate));
+  const UnitaryArguments args{u, dt, x, x_bias, b, c, D, z, initial_state};
+  UnitaryBackwardParams params(make_unitary_params(args, Backend::kMaxDstate));
   check_unitary_gradients(params, u, dout, dlast_state, states);
   const Backend backend(u);
   const ScalarType dtype = float_dtype(params.is_double, false);
@@ -358,8 +356,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
     const Tensor own_states =
         states && states->numel() > 0
             ? *states
-            : *std::get<2>(adaptive_unitary_scan_fwd<Backend>(u, dt, x, x_bias, b, c, D, z,
-                                                              initial_state, /*save_states=*/true));
+            : *std::get<2>(adaptive_unitary_scan_fwd<Backend>(args, /*save_states=*/true));
     const Tensor x_rows = blocks_of_rows(layout, x, dtype);
     const Tensor x_columns = as_contiguous(transpose(x_rows, 1, 2));
     const int64_t blocks = x_rows.size(0);
@@ -418,6 +415,27 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
           as_gradient_of(D, sum_over(D_sums, {0})),
           dz,
           dinitial_state};
+}
+
+/// Registers the schemas, once for all backends.
+void define_unitary_scan(auto& library) {
+  define_forward(library, "adaptive_unitary_scan_fwd",
+                 "Tensor u, Tensor dt, Tensor x, Tensor x_bias, Tensor b, Tensor c, "
+                 "Tensor D, Tensor? z=None, Tensor? initial_state=None, bool save_states=False",
+                 "Tensor out, Tensor last_state, Tensor? states");
+  library.def(
+      "adaptive_unitary_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor dt, Tensor x, "
+      "Tensor x_bias, Tensor b, Tensor c, Tensor D, Tensor? z, Tensor? initial_state, "
+      "Tensor? states) -> (Tensor du, Tensor ddt, Tensor dx, Tensor dx_bias, Tensor db, Tensor dc, "
+      "Tensor dD, Tensor dz, Tensor dinitial_state)");
+}
+
+/// Registers the ops of a backend.
+template <class Backend>
+void implement_unitary_scan(auto& library) {
+  implement_forward<&UnitaryArguments::one_by_one<&adaptive_unitary_scan_fwd<Backend>, bool>>(
+      library, "adaptive_unitary_scan_fwd");
+  library.impl("adaptive_unitary_scan_bwd", TORCH_BOX(&adaptive_unitary_scan_bwd<Backend>));
 }
 
 }  // namespace selective_scan::op

@@ -1,6 +1,7 @@
 #include "update_arguments.h"
 
 #include "checked_call.h"
+#include "scan_arguments.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
@@ -40,15 +41,12 @@ ArrayView update_view(const Tensor& tensor, const UpdateArguments& args,
 
 UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate) {
   UpdateParams params;
-  params.method = args.method;
+  params.method = parse_method(args.discretization_method);
   params.dt_softplus = args.dt_softplus;
   params.A_is_log = args.A_is_log;
   params.pad_slot_id = args.pad_slot_id;
 
-  CheckedCall call(tables::kSelectiveStateUpdate, {max_dstate, args.A_is_log}, args.state, args.x,
-                   args.dt, args.A, args.B, args.C, args.D, args.z, args.dt_bias,
-                   args.state_batch_indices, args.dst_state_batch_indices, args.out,
-                   args.input_delta);
+  CheckedCall call(tables::kSelectiveStateUpdate, {max_dstate, args.A_is_log}, args.tensors());
   call.check_shapes();
   params.is_double = call.is_double();
   params.is_complex = call.is_complex();

@@ -1,34 +1,14 @@
 // This goes from the arguments of the state update op to kernel parameters.
 #pragma once
 
-#include <string>
-
 #include "../core/update_params.h"
+#include "argument_tables.h"
 #include "packed_sequences.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// The arguments are in the order of the schema.
-struct UpdateArguments {
-  const Tensor& state;
-  const Tensor& x;
-  const Tensor& dt;
-  const Tensor& A;
-  const Tensor& B;
-  const Tensor& C;
-  const OptionalTensor& D;
-  const OptionalTensor& z;
-  const OptionalTensor& dt_bias;
-  bool dt_softplus;
-  const OptionalTensor& state_batch_indices;
-  const OptionalTensor& dst_state_batch_indices;
-  int64_t pad_slot_id;
-  const OptionalTensor& out;
-  Method method;
-  bool A_is_log;
-  const OptionalTensor& input_delta;
-};
+using UpdateArguments = tables::SelectiveStateUpdateArguments;
 
 /// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
 /// everything filled in but `out`. `max_dstate` is the backend's limit, 0 for none.

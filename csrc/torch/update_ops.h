@@ -16,48 +16,38 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <string>
-
-#include "scan_arguments.h"
 #include "update_arguments.h"
 
 namespace selective_scan::op {
 
 /// Returns out, or no tensor where the caller gave one.
 template <class Backend>
-Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor& dt,
-                              const Tensor& A, const Tensor& B, const Tensor& C,
-                              const OptionalTensor& D, const OptionalTensor& z,
-                              const OptionalTensor& dt_bias, bool dt_softplus,
-                              const OptionalTensor& state_batch_indices,
-                              const OptionalTensor& dst_state_batch_indices, int64_t pad_slot_id,
-                              const OptionalTensor& out, const std::string& discretization_method,
-                              bool A_is_log, const OptionalTensor& input_delta) {
-  const UpdateArguments args{state,
-                             x,
-                             dt,
-                             A,
-                             B,
-                             C,
-                             D,
-                             z,
-                             dt_bias,
-                             dt_softplus,
-                             state_batch_indices,
-                             dst_state_batch_indices,
-                             pad_slot_id,
-                             out,
-                             parse_method(discretization_method),
-                             A_is_log,
-                             input_delta};
+Tensor selective_state_update(const UpdateArguments& args) {
   UpdateParams params = make_update_params(args, Backend::kMaxDstate);
-  const Backend backend(x);
+  const Backend backend(args.x);
   backend.check_indices(params);
-  const Tensor result = out ? Tensor() : allocate_like(x);
-  if (x.numel() == 0) return result;
-  params.out = update_view(out ? *out : result, args, params);
-  backend.launch(params, x);
+  const Tensor result = args.out ? Tensor() : allocate_like(args.x);
+  if (args.x.numel() == 0) return result;
+  params.out = update_view(args.out ? *args.out : result, args, params);
+  backend.launch(params, args.x);
   return result;
+}
+
+/// Registers the schema, once for all backends.
+void define_update(auto& library) {
+  library.def(
+      "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+      "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False, "
+      "Tensor? state_batch_indices=None, Tensor? dst_state_batch_indices=None, "
+      "int pad_slot_id=-1, Tensor(b!)? out=None, str discretization_method=\"zoh\", "
+      "bool A_is_log=False, Tensor? input_delta=None) -> Tensor");
+}
+
+/// Registers the op of a backend.
+template <class Backend>
+void implement_update(auto& library) {
+  library.impl("selective_state_update",
+               TORCH_BOX(&UpdateArguments::one_by_one<&selective_state_update<Backend>>));
 }
 
 }  // namespace selective_scan::op

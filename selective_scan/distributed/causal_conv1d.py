@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import namedtuple
 from typing import Literal, overload
 
 import torch
@@ -24,20 +24,23 @@ from ._groups import Group, GroupName, Ranks, name_of
 from ._operator import DistributedOperator
 
 _STATES = ("batch", "dim", "width-1")
+_ARGUMENTS = Table(
+    TensorArgument("x", REAL, ("batch", "dim", "seqlen")),
+    WEIGHT,
+    BIAS,
+    TensorArgument("initial_states", REAL, _STATES, optional=True),
+    Option("return_final_states"),
+    ACTIVATION,
+    Option("reduce_gradients"),
+    GroupName(),
+    anchor="x",
+)
 
 
-@dataclass(slots=True)
-class _Arguments:
+class _Arguments(namedtuple("_Arguments", _ARGUMENTS.names)):
     """Those of the forward op."""
 
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    initial_states: Tensor | None
-    return_final_states: bool
-    activation: str | None
-    reduce_gradients: bool
-    group: str
+    __slots__ = ()
 
     @property
     def history(self) -> int:
@@ -93,17 +96,6 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     return dx, dweight, dbias, dinitial_states
 
 
-_ARGUMENTS = Table(
-    TensorArgument("x", REAL, ("batch", "dim", "seqlen")),
-    WEIGHT,
-    BIAS,
-    TensorArgument("initial_states", REAL, _STATES, optional=True),
-    Option("return_final_states"),
-    ACTIVATION,
-    Option("reduce_gradients"),
-    GroupName(),
-    anchor="x",
-)
 _CONVOLUTION = DistributedOperator(
     "distributed_causal_conv1d",
     _ARGUMENTS,

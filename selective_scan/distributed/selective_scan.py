@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Literal, overload
 
 import torch
@@ -12,17 +13,41 @@ from .._operator import RETURN_LAST_STATE
 from .._result import Kept, Result
 from .._selective_scan import INPUT_DELTA, POLE_DTYPES, POLES, scan_arguments
 from .._table import Option, TensorArgument
-from ._arguments import ScanArguments
 from ._between import scan_backward, scan_forward
 from ._edges import exchange_maps, exchange_state_gradients
-from ._groups import Group, GroupName, name_of
+from ._groups import Group, GroupName, Ranks, name_of
 from ._operator import DistributedOperator
+
+_ARGUMENTS = scan_arguments(
+    TensorArgument("A", POLE_DTYPES, POLES),
+    METHODS,
+    RETURN_LAST_STATE,
+    Option("reduce_gradients"),
+    GroupName(),
+    INPUT_DELTA,
+)
+
+
+class _Arguments(namedtuple("_Arguments", _ARGUMENTS.names)):
+    """Those of the forward op."""
+
+    __slots__ = ()
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks.of(self.group, self.u.device, self.reverse)
+
+    def local(self, entering: Tensor | None) -> tuple:
+        """The arguments of the ops of one device, for this rank's steps, without cu_seqlens."""
+        tensors = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias)
+        options = self.delta_softplus, self.discretization_method, entering, self.reverse
+        return *tensors, *options, self.input_delta
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
     """out and last_state; then, if asked for, what the backward pass wants."""
     *arguments, is_saved = arguments
-    scan = ScanArguments(*arguments)
+    scan = _Arguments(*arguments)
     ranks, exchanged = scan.ranks, ()
 
     def enter(own: Tensor) -> Tensor:
@@ -47,7 +72,7 @@ def _backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the forward op's tensors."""
     *arguments, entering, factors, states = arguments
-    scan = ScanArguments(*arguments)
+    scan = _Arguments(*arguments)
     if entering is None:  # the forward op was not asked to keep anything
         _, _, entering, factors, states = _forward(*arguments, True)
     ranks = scan.ranks
@@ -80,14 +105,6 @@ def _backward(
     return du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta
 
 
-_ARGUMENTS = scan_arguments(
-    TensorArgument("A", POLE_DTYPES, POLES),
-    METHODS,
-    RETURN_LAST_STATE,
-    Option("reduce_gradients"),
-    GroupName(),
-    INPUT_DELTA,
-)
 _A, _INITIAL_STATE = map(_ARGUMENTS.names.index, ("A", "initial_state"))
 _SCAN = DistributedOperator(
     "distributed_selective_scan",
