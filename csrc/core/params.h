@@ -8,6 +8,7 @@
 //    array that has steps), so kernels always scan from step 0 to step seqlen - 1.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "config.h"
@@ -70,6 +71,10 @@ struct ScanParams {
   PackedSequences packed;
 
   SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
+
+  /// The inputs that are (batch, channel, step).
+  static constexpr std::array kRows = {&ScanParams::u, &ScanParams::delta, &ScanParams::z,
+                                       &ScanParams::input_delta};
 };
 
 /// What a forward pass is for.
@@ -120,6 +125,10 @@ struct BackwardParams : ScanParams {
   ArrayView dinput_delta;
   ArrayView ddelta_bias;
   ArrayView dinitial_state;
+
+  /// The gradients of kRows.
+  static constexpr std::array kRowGradients = {&BackwardParams::du, &BackwardParams::ddelta,
+                                               &BackwardParams::dz, &BackwardParams::dinput_delta};
 };
 
 /// Whether only what all steps do to the states is wanted.

@@ -1,6 +1,7 @@
 #include "packed.h"
 
 #include <initializer_list>
+#include <type_traits>
 
 namespace selective_scan::cpu {
 namespace {
@@ -16,11 +17,14 @@ template <class Params>
 Params steps_of(Params params, int64_t begin, int64_t steps,
                 std::initializer_list<ArrayView Params::*> written) {
   params.seqlen = steps;
-  for (ArrayView ScanParams::* view : {&ScanParams::u, &ScanParams::delta, &ScanParams::B,
-                                       &ScanParams::C, &ScanParams::z, &ScanParams::input_delta}) {
-    advance(params.*view, begin, (params.*view).step);
+  const auto move = [&](ArrayView& view) { advance(view, begin, view.step); };
+  for (const auto row : ScanParams::kRows) move(params.*row);
+  move(params.B);
+  move(params.C);
+  for (ArrayView Params::* view : written) move(params.*view);
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    for (const auto row : BackwardParams::kRowGradients) move(params.*row);
   }
-  for (ArrayView Params::* view : written) advance(params.*view, begin, (params.*view).step);
   return params;
 }
 
@@ -73,8 +77,7 @@ ForwardParams params_of(const ForwardParams& packed, int64_t sequence) {
 
 BackwardParams params_of(const BackwardParams& packed, int64_t sequence) {
   using P = BackwardParams;
-  return params_of(packed, sequence,
-                   {&P::dout, &P::du, &P::ddelta, &P::dB, &P::dC, &P::dz, &P::dinput_delta},
+  return params_of(packed, sequence, {&P::dout, &P::dB, &P::dC},
                    {&P::dlast_state, &P::dinitial_state});
 }
 
@@ -89,7 +92,8 @@ void clear_padding(const ForwardParams& packed) {
 
 void clear_padding(const BackwardParams& packed) {
   if (!has_padding(packed.packed)) return;
-  for (const ArrayView& view : {packed.du, packed.ddelta, packed.dz, packed.dinput_delta}) {
+  for (const auto row : BackwardParams::kRowGradients) {
+    const ArrayView& view = packed.*row;
     clear_padding(packed.packed, view, packed.dim, view.channel, 1, 0);
   }
   const auto clear_projection = [&](const ArrayView& view, bool is_variable) {

@@ -29,7 +29,7 @@ struct EdgeArgs {
   int64_t dstate;
   ArrayView from;  // the states of sequences without steps, and where they go
   ArrayView to;
-  StepArray arrays[6];
+  StepArray arrays[2 + BackwardParams::kRowGradients.size()];
 };
 
 StepArray channels_of(const ArrayView& view, const ScanParams& params) {
@@ -104,15 +104,17 @@ cudaError_t write_packed_edges(const ForwardParams& params, cudaStream_t stream)
 }
 
 cudaError_t write_packed_edges(const BackwardParams& params, cudaStream_t stream) {
-  const EdgeArgs args{params.packed,
-                      params.dim,
-                      params.dstate,
-                      params.dlast_state,
-                      params.dinitial_state,
-                      {channels_of(params.du, params), channels_of(params.ddelta, params),
-                       channels_of(params.dz, params), channels_of(params.dinput_delta, params),
-                       projections_of(params.dB, params.variable_B, params),
-                       projections_of(params.dC, params.variable_C, params)}};
+  EdgeArgs args{params.packed,
+                params.dim,
+                params.dstate,
+                params.dlast_state,
+                params.dinitial_state,
+                {projections_of(params.dB, params.variable_B, params),
+                 projections_of(params.dC, params.variable_C, params)}};
+  StepArray* array = args.arrays + 2;
+  for (const auto row : BackwardParams::kRowGradients) {
+    *array++ = channels_of(params.*row, params);
+  }
   return launch(params, args, stream);
 }
 
