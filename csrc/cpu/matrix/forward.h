@@ -46,8 +46,8 @@ struct MatrixForward {
                   void* scratch_base) {
     Scratch scratch(params, scratch_base);
     const MatrixInputs<State>& inputs = scratch.inputs;
-    const InputSteps<R> steps{scratch.delta, scratch.y,     scratch.delta,
-                              scratch.u,     scratch.gains, scratch.gains};
+    const auto steps =
+        InputSteps<R>::of_forward(scratch.delta, scratch.u, scratch.gains, scratch.y);
     const Basis<State> basis(bases, params, block);
     const Lanes lanes = channels_of(block);
     R D, delta_bias;

@@ -477,8 +477,14 @@ struct InputSteps {
   R* decay;
   R* delta;
   R* u;
-  R* input_delta;  // may be the place of gains
-  R* gains;        // room for them, see step_forms.h
+  R* input_delta;
+  R* gains;  // room for them, see step_forms.h
+
+  /// Those of a pass that does not go back through them, so that some may lie in one place: `spare`
+  /// is free again once they are loaded.
+  static SELECTIVE_SCAN_HD InputSteps of_forward(R* delta, R* u, R* gains, R* spare) {
+    return {delta, spare, delta, u, gains, gains};
+  }
 };
 
 /// Reads u and the steps, and returns the gains.

@@ -36,7 +36,7 @@ struct ForwardScratch {
     for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
 
-  InputSteps<R> input_steps() const { return {delta, y, delta, u, gains, gains}; }
+  InputSteps<R> input_steps() const { return InputSteps<R>::of_forward(delta, u, gains, y); }
 };
 
 template <class State>

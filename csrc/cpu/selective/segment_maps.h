@@ -220,7 +220,7 @@ struct SegmentMaps {
                                 int64_t vector) {
     return load_inputs<State>(
         params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-        {scratch.delta, scratch.dy, scratch.delta, scratch.u, scratch.gains, scratch.gains});
+        InputSteps<R>::of_forward(scratch.delta, scratch.u, scratch.gains, scratch.dy));
   }
   static const R* load_steps_of(const BackwardParams& params, const Block& block,
                                 const Lanes& lanes, const Chunk& chunk, int64_t steps_ahead,
