@@ -197,7 +197,7 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
                                      int local, int row, float sum) {
   if (product == Product::kX) {
     const int projection = own.matrices.projections.first + local;
-    send(own.words(own.exchange.projections) + row * own.params.projections() + projection, sum,
+    send(own.words(own.exchange.projections) + projection * kRows + row, sum,
          own.epoch + kProjections);
   } else if (product == Product::kOut) {
     const StepLayer& weights = own.args.layers[layer];
