@@ -66,8 +66,8 @@ __device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
 template <class W, int kRows>
 __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer,
                                          int layer_number) {
+  meet();
   if (is_multiplier()) return;
-  meet_finishers();
   const StepParams& params = own.params;
   const int channels = own.channels.count, items = channels * static_cast<int>(params.batch);
   const int steps = static_cast<int>(params.steps), width = static_cast<int>(params.width);

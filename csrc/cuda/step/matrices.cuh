@@ -11,8 +11,7 @@ namespace selective_scan::cuda::step {
 enum class Product { kIn, kZ, kX, kOut, kHead };
 constexpr int kLayerProducts = 4;
 
-/// Calls visit(product, layer) for those of all layers, and for the head. One loop, so that what
-/// visit() does is there once: instructions that are there twice come from memory twice, too.
+/// Calls visit(product, layer) for those of all layers, and for the head.
 template <class Visit>
 __device__ __forceinline__ void for_each_product(const StepParams& params, const Visit& visit) {
   const int products = static_cast<int>(params.layers) * kLayerProducts + 1;

@@ -3,9 +3,9 @@
 // A stage of the ring holds some columns of 16 rows of the matrix. Two-byte weights are the A
 // operand of m16n8k16 mma, whose narrow side the rows of activations are, 8 or 16 of them: one
 // costs what 8 cost. The warps that multiply share a stage's columns. Of fp32 weights each has two
-// rows of the tile, whose columns its lanes share. At the end of a tile the warps beside them add up
-// what there is of a sum, in the order of the warps, while these go on with the next tile. Either
-// way a row's sum does not depend on how many rows of activations there are.
+// rows of the tile, whose columns its lanes share. At the end of a tile the warps beside them add
+// up what there is of a sum, in the order of the warps, while these go on with the next tile.
+// Either way a row's sum does not depend on how many rows of activations there are.
 //
 // Bound by: what comes through the ring; else by the latency of one stage after the other.
 #pragma once
@@ -24,10 +24,6 @@ __device__ __forceinline__ void meet() {
 }
 __device__ __forceinline__ bool is_multiplier() {
   return threadIdx.x < kProductThreads;
-}
-/// Those that do not multiply meet.
-__device__ __forceinline__ void meet_finishers() {
-  cuda::meet(2, kFinishWarps);
 }
 
 /// The sum over so many lanes beside one another.

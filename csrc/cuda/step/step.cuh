@@ -115,13 +115,14 @@ __device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t of
                                           uint32_t epoch) {
   constexpr int kWordValues = Block<W, kRows>::kWordValues;
   const Activations<W> activations = own.activations();
-  receive_pairs(own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
-                [](PairPlace) { return RawElement{}; },
-                [&](PairPlace place, uint32_t low, uint32_t high, RawElement) {
-                  W* const target = activations.data + place.row * activations.pitch +
-                                    place.pair * 2 * kWordValues;
-                  store_pack(reinterpret_cast<uint32_t*>(target), Pack<uint32_t, 2>{{low, high}});
-                });
+  receive_pairs(
+      own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
+      [](PairPlace) { return RawElement{}; },
+      [&](PairPlace place, uint32_t low, uint32_t high, RawElement) {
+        W* const target =
+            activations.data + place.row * activations.pitch + place.pair * 2 * kWordValues;
+        store_pack(reinterpret_cast<uint32_t*>(target), Pack<uint32_t, 2>{{low, high}});
+      });
 }
 
 /// What a product multiplies with, which is there when all threads have met.
@@ -231,29 +232,24 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
   }
   using Sums = TileSums<W, kRows>;
   constexpr int kRoom = Sums::kSummands * kTileRows * kRows;
-  // Of two rooms one is being read while the other is filled.
-  const auto next_room = [&] {
+  if (!is_multiplier() && (product == Product::kIn || product == Product::kHead)) {
+    find_norm_scales(own, norm_of(own, layer), layer);
+  }
+  for_each_tile(matrix, [&](int tile) {
+    // Of two rooms one is being read while the other is filled.
     own.is_odd_tile = !own.is_odd_tile;
-    return own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kRoom : 0);
-  };
-  if (is_multiplier()) {
-    for_each_tile(matrix, [&](int) {
+    float* const room =
+        own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kRoom : 0);
+    if (is_multiplier()) {
       Sums sums;
       for_each_stage<W>(matrix, [&](int column, int columns) {
         sums.add(own.ring.acquire(), activations, column, columns, own.rows);
         own.ring.release();
       });
-      sums.leave(next_room(), own.rows);
-      meet();
-    });
-    return;
-  }
-  if (product == Product::kIn || product == Product::kHead) {
-    find_norm_scales(own, norm_of(own, layer), layer);
-  }
-  for_each_tile(matrix, [&](int tile) {
-    const float* const room = next_room();
+      sums.leave(room, own.rows);
+    }
     meet();
+    if (is_multiplier()) return;
     finish_tile<Sums::kSummands, kRows>(room, own.rows, [&](int tile_row, int row, float sum) {
       const int local = tile * kTileRows + tile_row;
       if (local < matrix.count) take(own, product, layer, local, row, sum);
