@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
       block.rows(kSlope)[at] = params.delta_softplus ? softplus_slope_from(delta) : R(1);
       return delta;
     });
-    block.load_input(chunk);
+    chunk.load(params.u, block.rows(kU));
+    if (has_input_delta) chunk.load(params.input_delta, block.input_steps());
     chunk.load(params.dout, block.rows(kDy));
     if (!has_gate) return;
     __syncthreads();

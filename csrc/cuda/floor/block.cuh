@@ -144,11 +144,6 @@ struct Block {
     const int steps = static_cast<int>(end - first < kChunk ? end - first : kChunk);
     return {item.batch, item.first_channel, item.channels, row_bits, first, steps};
   }
-  /// Brings what drives the states: u, and the steps of the input that are not Δ.
-  __device__ __forceinline__ void load_input(const ElementTile& chunk) const {
-    chunk.load(params.u, rows(kU));
-    if (params.input_delta.present()) chunk.load(params.input_delta, input_steps());
-  }
   /// Returns the channel's D or delta_bias.
   __device__ static R of_channel(const ArrayView& view, int64_t c) {
     return load_component<R>(view, c * view.channel);

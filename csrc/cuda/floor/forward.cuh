@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
   const ForwardParams& params = args.params;
   const bool has_output = params.wanted == ForwardWanted::kOutput && !args.is_summary;
   const bool has_gate = has_output && params.z.present();
+  const bool has_input_delta = params.input_delta.present();
   const auto gate = [](R z, int64_t, int) { return z * device_sigmoid(z); };
 
   for (int64_t index = blockIdx.x; index < args.geometry.work_items; index += gridDim.x) {
@@ -37,7 +38,8 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
         const ElementTile chunk = block.chunk(first, steps.end);
         chunk.load(params.delta, block.rows(kDelta),
                    [&](R delta, int64_t c, int) { return block.make_step(delta, c); });
-        block.load_input(chunk);
+        chunk.load(params.u, block.rows(kU));
+        if (has_input_delta) chunk.load(params.input_delta, block.input_steps());
         if (has_gate) chunk.load(params.z, block.rows(kGate), gate);
         for (int slice = 0; slice < block.slices; ++slice) {
           block.load_projection(params.B, kB, chunk, slice);
