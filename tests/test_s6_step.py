@@ -164,6 +164,7 @@ CASES = [
     BASE.with_(dstate=1), BASE.with_(dstate=5, rank=3), BASE.with_(dstate=64, rank=1),
     BASE.with_(biases=()), BASE.with_(biases=("in_proj", "conv1d", "dt_proj", "out_proj")),
     BASE.with_(layers=1, has_norms=False, has_norm_f=False), BASE.with_(has_norm_f=False),
+    BASE.with_(layers=3, has_norms=False), BASE.with_(layers=1, has_norms=False, vocabulary=9),
     BASE.with_(vocabulary=51), BASE.with_(vocabulary=300, has_norm_f=False, batch=3, steps=2),
     BASE.with_(vocabulary=40, hidden=F32, weights=BF16),
     BASE.with_(batch=5, slots=9, padding=2, indices=torch.int32, steps=2),
