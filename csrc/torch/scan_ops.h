@@ -420,6 +420,9 @@ void define_scans(auto& library) {
   const std::string scanned = tensors +
                               "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
                               "str discretization_method, Tensor? initial_state, bool reverse";
+  const std::string found =
+      ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
+      "Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)";
   const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
                                 ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
   for (const auto& [name, method] :
@@ -433,11 +436,7 @@ void define_scans(auto& library) {
                 "\", Tensor? initial_state=None, bool reverse=False, "
                 "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
         "Tensor out, Tensor last_state, Tensor? states");
-    library.def(
-        joined({name, "_bwd(", gradients,
-                ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-                "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
-            .c_str());
+    library.def(joined({name, "_bwd(", gradients, found}).c_str());
   }
   library.def(joined({"selective_scan_bwd_out(", gradients,
                       ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
@@ -455,13 +454,9 @@ void define_scans(auto& library) {
       library, "selective_scan_between_fwd",
       joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
       "Tensor out, Tensor last_state, Tensor? states");
-  library.def(
-      joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
-              ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> (Tensor du, "
-              "Tensor ddelta, "
-              "Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "
-              "Tensor dinitial_state, Tensor dinput_delta)"})
-          .c_str());
+  library.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
+                      ", Tensor? input_delta, Tensor? states, bool is_told, int entrance", found})
+                  .c_str());
 }
 
 /// Registers the ops of two backends, of which the other one takes matrices.
