@@ -62,7 +62,8 @@ __device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
 }
 
 /// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
-/// Those that do not multiply do this, while the others begin with z.
+/// Those that do not multiply do this, while the others begin with z. All meet before, although
+/// these alone would do: it costs nothing, and racecheck does not follow a barrier of some warps.
 template <class W, int kRows>
 __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer,
                                          int layer_number) {
