@@ -52,6 +52,14 @@ class BackwardTile {
   /// The next window is read while one is scanned, where registers suffice.
   static constexpr bool kFetchesAhead = sizeof(typename Access::Raw) <= 16 && kHasVectors<Storage>;
 
+  /// A window of a chunk.
+  struct Place {
+    int slot;
+    int chunk;
+    Window window;
+    int64_t offset;  // of the lane, from the beginning of the batch
+  };
+
  public:
   __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
                           BackwardWarpShared& shared, WindowRecord* records, WarpSums* sums)
@@ -69,39 +77,42 @@ class BackwardTile {
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
                lane_ / kChannelLanes),
-        B_(args.params.B, tile, lane_),
-        C_(args.params.C, tile, lane_) {}
+        B_(args.params.B, tile, last_chunk() * kChunk + lane_, -kChunk),
+        C_(args.params.C, tile, last_chunk() * kChunk + lane_, -kChunk) {}
 
   __device__ void run() {
     for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
     const int left = tile_.channels - first_channel(0);
     const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
-    const int chunks = ceil_div(seqlen_, kChunk);
     BackwardWindow<Storage> next{};
-    if (kFetchesAhead && slots > 0 && chunks > 0) next = fetch(0, chunks - 1);
+    if (kFetchesAhead && slots > 0) next = fetch(place(0, last_chunk()));
+    const auto fetch_projections = [&](int chunk) {
+      const int step = chunk * kChunk + lane_;
+      const bool exists = step >= 0 && step < seqlen_;
+      return Pack<uint32_t, 2>{B_.fetch(exists), C_.fetch(exists)};
+    };
+    auto projections = fetch_projections(last_chunk());
     int buffer = 0;
-    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
-      const int first_step = chunk * kChunk;
+    for (int chunk = last_chunk(); chunk >= 0; --chunk) {
       __syncwarp();
-      B_.put(B_.fetch(first_step, lane_, seqlen_), lane_, shared_.B);
-      C_.put(C_.fetch(first_step, lane_, seqlen_), lane_, shared_.C);
+      B_.put(projections.v[0], lane_, shared_.B);
+      C_.put(projections.v[1], lane_, shared_.C);
       __syncwarp();
       Items dB = {}, dC = {};
 #pragma unroll 1
       for (int slot = 0; slot < slots; ++slot) {
-        const auto inputs = kFetchesAhead ? next : fetch(slot, chunk);
+        const Place here = place(slot, chunk);
+        const auto inputs = kFetchesAhead ? next : fetch(here);
         if constexpr (kFetchesAhead) {
-          if (slot + 1 < slots) {
-            next = fetch(slot + 1, chunk);
-          } else if (chunk > 0) {
-            next = fetch(0, chunk - 1);
-          }
+          const bool is_last = slot + 1 == slots;
+          next = fetch(place(is_last ? 0 : slot + 1, is_last ? chunk - 1 : chunk));
         }
-        scan(slot, chunk, inputs, dB, dC);
+        scan(here, inputs, dB, dC);
       }
+      projections = fetch_projections(chunk - 1);
       sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
       __syncthreads();
-      add_warps(buffer, first_step);
+      add_warps(buffer, chunk * kChunk);
       buffer ^= 1;
     }
     for (int slot = 0; slot < args_.slots; ++slot) end(slot);
@@ -115,18 +126,19 @@ class BackwardTile {
   __device__ int first_channel(int slot) const {
     return slot * slot_channels() + warp_ * kWindowChannels;
   }
+  __device__ int last_chunk() const { return ceil_div(seqlen_, kChunk) - 1; }
   __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kChannelLanes; }
   __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
   __device__ LaneSums& sums(int slot) const { return records_[slot].sums[lane_]; }
   __device__ LaneChannel& channel(int slot) const { return records_[slot].channels[lane_]; }
 
-  __device__ Window window(int slot, int chunk) const {
-    return {tile_.channels - first_channel(slot), seqlen_ - chunk * kChunk, lane_};
-  }
-  /// Returns the lane's offset in a window, from the beginning of the batch.
-  __device__ int64_t offset(int slot, int chunk) const {
-    return lane_offset_ + (first_channel(slot) * static_cast<int>(args_.strides.channel) +
-                           chunk * kChunk * args_.strides.step);
+  /// Before the first chunk nothing exists.
+  __device__ Place place(int slot, int chunk) const {
+    return {slot, chunk,
+            Window{chunk >= 0 ? tile_.channels - first_channel(slot) : 0,
+                   seqlen_ - chunk * kChunk, lane_},
+            lane_offset_ + (first_channel(slot) * static_cast<int>(args_.strides.channel) +
+                            chunk * kChunk * args_.strides.step)};
   }
 
   __device__ void begin(int slot) {
@@ -145,33 +157,31 @@ class BackwardTile {
     this->channel(slot) = own;
   }
 
-  __device__ BackwardWindow<Storage> fetch(int slot, int chunk) const {
-    const Window window = this->window(slot, chunk);
-    const int64_t offset = this->offset(slot, chunk);
+  __device__ BackwardWindow<Storage> fetch(const Place& place) const {
     const auto fetch_rows = [&](const Sequence& sequence) {
-      return Access::fetch(args_.strides, tile_.origin(sequence) + offset, window);
+      return Access::fetch(args_.strides, tile_.origin(sequence) + place.offset, place.window);
     };
     BackwardWindow<Storage> raw{};
     raw.u = fetch_rows(args_.u);
     raw.delta = fetch_rows(args_.delta);
     if (args_.dout.present()) raw.dout = fetch_rows(args_.dout);
     if (args_.z.present()) raw.z = fetch_rows(args_.z);
-    if (chunk > 0 && exists(slot)) {
-      raw.start = saved_[(chunk - 1) * params_.dim + first_channel(slot)];
+    if (place.chunk > 0 && exists(place.slot)) {
+      raw.start = saved_[(place.chunk - 1) * params_.dim + first_channel(place.slot)];
     }
     return raw;
   }
 
   /// Adds to dB and dC, and stores what else there is of gradients.
-  __device__ void scan(int slot, int chunk, const BackwardWindow<Storage>& raw, Items& dB,
+  __device__ void scan(const Place& here, const BackwardWindow<Storage>& raw, Items& dB,
                        Items& dC) {
-    const Window window = this->window(slot, chunk);
-    LaneSums sums = this->sums(slot);
-    const LaneChannel own = this->channel(slot);
+    const Window& window = here.window;
+    LaneSums sums = this->sums(here.slot);
+    const LaneChannel own = this->channel(here.slot);
     const auto pole = make_pole<DeviceMath>(own.A);
-    const int64_t offset = this->offset(slot, chunk);
     const auto store = [&](const Sequence& sequence, const Items& items) {
-      Access::store(args_.strides, tile_.origin(sequence) + offset, window, shared_.tile, items);
+      Access::store(args_.strides, tile_.origin(sequence) + here.offset, window, shared_.tile,
+                    items);
     };
 
     Items u, delta, slope;
@@ -179,7 +189,7 @@ class BackwardTile {
     Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
-    make_steps(delta, params_.delta_softplus, slope);
+    make_steps<Access::kSize>(delta, params_.delta_softplus, slope);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
@@ -200,7 +210,7 @@ class BackwardTile {
           value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
-    float state = chunk > 0 ? raw.start : own.initial_state;
+    float state = here.chunk > 0 ? raw.start : own.initial_state;
     const float start = carry_through_lanes<false>(map, state);
     Items h;
 #pragma unroll
@@ -252,7 +262,7 @@ class BackwardTile {
     sums.dA += dA;
     sums.dD += dD;
     sums.ddelta_bias += ddelta_bias;
-    this->sums(slot) = sums;
+    this->sums(here.slot) = sums;
   }
 
   /// Adds the sums of the block's warps, in their order.

@@ -51,8 +51,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
             tile.batch * num_saved_states(seqlen) * params.dim + channel;
   }
 
-  const Projection<Storage> B(params.B, tile, lane);
-  const Projection<Storage> C(params.C, tile, lane);
+  Projection<Storage> B(params.B, tile, lane, kChunk);
+  Projection<Storage> C(params.C, tile, lane, kChunk);
   const SequenceStrides& strides = args.strides;
   const int64_t lane_offset =
       tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
@@ -68,15 +68,16 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     chunk.u = Access::fetch(strides, u + offset, window);
     chunk.delta = Access::fetch(strides, delta + offset, window);
     if (has_gate) chunk.z = Access::fetch(strides, z + offset, window);
-    chunk.B = B.fetch(first_step, lane, seqlen);
-    chunk.C = C.fetch(first_step, lane, seqlen);
+    chunk.B = B.fetch(first_step + lane < seqlen);
+    chunk.C = C.fetch(first_step + lane < seqlen);
     return chunk;
   };
 
   auto next = fetch(0);
   for (int first_step = 0; first_step < seqlen; first_step += kChunk) {
     const auto chunk = next;
-    next = fetch(first_step + kChunk);
+    const int next_step = first_step + kChunk;
+    next = fetch(next_step);
     const Window window{tile.channels, seqlen - first_step, lane};
     __syncwarp();
     B.put(chunk.B, lane, shared.B);
@@ -88,7 +89,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
-    make_steps(delta_items, params.delta_softplus);
+    make_steps<Access::kSize>(delta_items, params.delta_softplus);
     if (window.steps < kChunk) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
@@ -109,7 +110,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       map.product *= abar[i];
     }
     float h = carry_through_lanes<false>(map, state);
-    if (saved != nullptr && first_step + kChunk < seqlen) {
+    if (saved != nullptr && next_step < seqlen) {
       if (exists && lane % kChannelLanes == 0) *saved = state;
       saved += params.dim;
     }

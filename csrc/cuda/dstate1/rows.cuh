@@ -23,7 +23,8 @@ struct Window {
 
   __device__ int channel() const { return lane / kChannelLanes; }
   __device__ int first_step() const { return lane % kChannelLanes * kItems; }
-  __device__ bool has_items() const { return channel() < channels && first_step() < steps; }
+  /// How many of the lane's steps exist, if positive.
+  __device__ int items() const { return channel() < channels ? steps - first_step() : 0; }
 };
 
 /// kItems values in shared memory, aligned to 16 bytes.
@@ -44,6 +45,7 @@ struct RowAccess;
 
 template <class Element, int kSteps>
 struct RowAccess<Vectors<Element, kSteps>> {
+  static constexpr int kSize = sizeof(Element);
   static constexpr int kWords = kItems * sizeof(Element) / sizeof(uint32_t);
   using Raw = Pack<uint32_t, kWords>;
 
@@ -92,13 +94,11 @@ struct RowAccess<Vectors<Element, kSteps>> {
   template <class Visit>
   static __device__ __forceinline__ void for_each_vector(const SequenceStrides& strides,
                                                          const Window& window, const Visit& visit) {
-    if (!window.has_items()) return;
-    const bool has_all = kVectors == 1 || window.first_step() + kItems <= window.steps;
+    const int items = window.items();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      // Steps that do not exist lie behind those that do, whichever way memory goes.
-      const bool is_first = i == (strides.step < 0 ? kVectors - 1 : 0);
-      if (has_all || is_first) visit(i * kVectorWords);
+      const int first_step = (strides.step < 0 ? kVectors - 1 - i : i) * kSteps;
+      if (first_step < items) visit(i * kVectorWords);
     }
   }
 
@@ -118,6 +118,7 @@ struct RowAccess<Vectors<Element, kSteps>> {
 
 template <int kBytes>
 struct RowAccess<Scattered<kBytes>> {
+  static constexpr int kSize = kBytes;
   using Bits = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
   using Raw = Pack<Bits, kItems>;
 

@@ -71,25 +71,29 @@ struct ChannelTile {
 
 // B or C of a group. A lane fetches one step of every chunk, and shared memory hands them to all
 // channels of the warp.
-//   fetch()    the lane's step of the chunk that begins with `first_step`, as it lies in memory
+//   fetch()    the lane's step as it lies in memory, of the chunk after the one fetched before, or
+//              of the chunk before it if time goes back
 //   put()      to shared memory, where read_shared() finds those of a lane's steps
 
 /// B or C of this type.
 template <class Element>
 class KnownProjection {
  public:
-  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int lane)
-      : origin_(reinterpret_cast<const Element*>(tile.origin(view)) + lane * view.step),
-        step_(static_cast<int>(view.step)) {}
+  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int chunk)
+      : source_(reinterpret_cast<const Element*>(tile.origin(view)) + step * view.step),
+        chunk_stride_(chunk * view.step) {}
 
-  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
-    if (first_step + lane >= seqlen) return 0;
-    const Element* source = origin_ + first_step * step_;
-    if constexpr (sizeof(Element) == sizeof(uint32_t)) {
-      return *reinterpret_cast<const uint32_t*>(source);
-    } else {
-      return source->bits;
+  __device__ uint32_t fetch(bool exists) {
+    uint32_t bits = 0;
+    if (exists) {
+      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+        bits = *reinterpret_cast<const uint32_t*>(source_);
+      } else {
+        bits = source_->bits;
+      }
     }
+    source_ += chunk_stride_;
+    return bits;
   }
 
   __device__ void put(uint32_t bits, int lane, float* row) const {
@@ -101,23 +105,24 @@ class KnownProjection {
   }
 
  private:
-  const Element* origin_;
-  int step_;
+  const Element* source_;
+  int64_t chunk_stride_;
 };
 
 /// B or C of any type.
 class AnyProjection {
  public:
-  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int lane)
-      : origin_(tile.origin(view) + lane * view.step * element_size(view.dtype)),
-        dtype_(view.dtype),
-        step_(static_cast<int>(view.step)) {}
+  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int step, int chunk)
+      : source_(tile.origin(view) + step * view.step * element_size(view.dtype)),
+        chunk_stride_(chunk * view.step * element_size(view.dtype)),
+        dtype_(view.dtype) {}
 
-  __device__ uint32_t fetch(int first_step, int lane, int seqlen) const {
-    if (first_step + lane >= seqlen) return 0;
-    const int offset = first_step * step_;
-    if (dtype_ == DType::kFloat32) return reinterpret_cast<const uint32_t*>(origin_)[offset];
-    return reinterpret_cast<const uint16_t*>(origin_)[offset];
+  __device__ uint32_t fetch(bool exists) {
+    const char* const source = source_;
+    source_ += chunk_stride_;
+    if (!exists) return 0;
+    if (dtype_ == DType::kFloat32) return *reinterpret_cast<const uint32_t*>(source);
+    return *reinterpret_cast<const uint16_t*>(source);
   }
 
   __device__ void put(uint32_t bits, int lane, float* row) const {
@@ -128,9 +133,9 @@ class AnyProjection {
   }
 
  private:
-  const char* origin_;
+  const char* source_;
+  int64_t chunk_stride_;
   DType dtype_;
-  int step_;
 };
 
 template <class Storage>

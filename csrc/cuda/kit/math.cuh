@@ -167,18 +167,18 @@ template <class R>
 __device__ __forceinline__ R step_size(R biased, bool has_softplus) {
   return finite_step(has_softplus ? device_softplus(biased) : biased);
 }
-/// Makes several in place, with one branch for all of them.
-template <class R, int kCount>
-__device__ __forceinline__ void make_steps(R (&values)[kCount], bool has_softplus) {
+/// Makes several in place, with one branch for all of them, for results of kSize bytes.
+template <int kSize, int kCount>
+__device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus) {
   if (has_softplus) {
 #pragma unroll
-    for (R& value : values) value = device_softplus(value);
+    for (float& value : values) value = softplus_by_atanh(value, decay_of<kSize>(value));
   }
 #pragma unroll
-  for (R& value : values) value = finite_step(value);
+  for (float& value : values) value = finite_step(value);
 }
 /// Makes several, with the derivatives.
-template <int kCount>
+template <int kSize, int kCount>
 __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus,
                                            float (&slopes)[kCount]) {
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_sof
   if (has_softplus) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float v = ::expf(-fabsf(values[i]));
+      const float v = decay_of<kSize>(values[i]);
       slopes[i] = softplus_slope(values[i], v);
       values[i] = softplus_by_atanh(values[i], v);
     }

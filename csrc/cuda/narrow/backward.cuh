@@ -61,15 +61,15 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
   const int lane = tile.lane;
   const auto seqlen = static_cast<int>(params.seqlen);
   const int chunks = ceil_div(seqlen, kChunk);
-  const bool has_gate = args.z.present();
-  const bool has_dout = args.dout.present();
+  const bool has_gate = args.inputs[args.kZ].present();
+  const bool has_dout = args.inputs[args.kDout].present();
   const RowMover<Element, Shape, kDense> mover(args.rows, tile, seqlen);
   ProjectionMover<Element, kStates> projections(params, tile, shared);
   float* const kept_steps = reinterpret_cast<float*>(shared + Layout::kSteps) + lane;
   float* const checkpoints = reinterpret_cast<float*>(shared + Layout::kCheckpoints) + lane;
   char* const rows = shared + Layout::kRows;
   const int row_bytes = args.rows.bytes;
-  const int stage_bytes = (has_gate ? 4 : 3) * row_bytes;
+  const int stage_bytes = (has_gate ? args.kRows : args.kZ) * row_bytes;
   const bool fetches_ahead = args.rows.stages > 1;
   const auto stage_of = [&](int chunk) {
     return rows + (fetches_ahead ? chunk % 2 * stage_bytes : 0);
@@ -82,11 +82,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
       tile.part * kOwn;
   const auto fetch = [&](int chunk) {
     if (kDense ? chunk == chunks - 1 : chunk >= 0) {
-      char* const stage = stage_of(chunk);
-      mover.fetch(stage, args.u, chunk);
-      mover.fetch(stage + row_bytes, args.delta, chunk);
-      if (has_dout) mover.fetch(stage + 2 * row_bytes, args.dout, chunk);
-      if (has_gate) mover.fetch(stage + 3 * row_bytes, args.z, chunk);
+      mover.fetch(stage_of(chunk), args.inputs, chunk);
     }
     __pipeline_commit();
   };
@@ -132,9 +128,9 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     __syncwarp();
     char* const stage = stage_of(chunk);
     char* const u_row = mover.lane_row(stage, chunk);
-    char* const delta_row = u_row + row_bytes;
-    const char* const dout_row = delta_row + row_bytes;
-    char* const z_row = u_row + 3 * row_bytes;
+    char* const delta_row = u_row + args.kDelta * row_bytes;
+    const char* const dout_row = u_row + args.kDout * row_bytes;
+    char* const z_row = u_row + args.kZ * row_bytes;
     const int steps = min(seqlen - chunk * kChunk, kChunk);
     const int blocks = ceil_div(steps, kCount);
 
@@ -167,11 +163,20 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     for (int block = blocks - 1; block >= 0; --block) {
       const int t = block * kCount;
       const int left = tile.exists() ? steps - t : 0;
-      Pack<float, kCount> u, slope, dy{}, z;
+      Pack<float, kCount> u, slope, dy{};
       read_row<Element, kDense>(u_row + t * kSize, left, u);
       read_row<Element, kDense>(delta_row + t * kSize, left, slope);
       if (has_dout) read_row<Element, kDense>(dout_row + t * kSize, left, dy);
-      if (has_gate) read_row<Element, kDense>(z_row + t * kSize, left, z);
+      if (params.delta_softplus) {
+#pragma unroll
+        for (float& value : slope.v) {
+          value += bias;
+          value = softplus_slope(value, decay_of<kSize>(value));
+        }
+      } else {
+#pragma unroll
+        for (float& value : slope.v) value = 1.0f;
+      }
       float delta[kCount];
       float states[kCount + 1][kOwn], abar[kCount][kOwn];
 #pragma unroll
@@ -179,26 +184,31 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         delta[i] = kept_steps[(t + i) * kWarpSize];
-        const float x = slope.v[i] + bias;
-        slope.v[i] = !params.delta_softplus ? 1.0f : softplus_slope(x, decay_of<kSize>(x));
-        const auto [B, C] = projections[t + i];
+        const auto projected = projections[t + i];
         const float input = delta[i] * u.v[i];
-        float sum = 0;
 #pragma unroll
         for (int n = 0; n < kOwn; ++n) {
           abar[i][n] = ScanMath::exp_at(delta[i], rate[n]);
-          states[i + 1][n] = fmaf(abar[i][n], states[i][n], input * B[n]);
-          sum = fmaf(C[n], states[i + 1][n], sum);
+          states[i + 1][n] = fmaf(abar[i][n], states[i][n], input * projected.B[n]);
         }
-        if (has_gate) {
+      }
+      if (has_gate) {
+        Pack<float, kCount> z;
+        read_row<Element, kDense>(z_row + t * kSize, left, z);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const auto projected = projections[t + i];
+          float sum = 0;
+#pragma unroll
+          for (int n = 0; n < kOwn; ++n) sum = fmaf(projected.C[n], states[i + 1][n], sum);
           const float y = fmaf(D, u.v[i], add_parts<Shape>(sum));
           const float s = sigmoid_for<kSize>(z.v[i]);
           const float dout = dy.v[i];
           dy.v[i] = dout * (z.v[i] * s);
           z.v[i] = dout * y * silu_derivative(z.v[i], s);
         }
+        write_row<Element, Shape, kDense>(z_row + t * kSize, tile, left, z);
       }
-      if (has_gate) write_row<Element, Shape, kDense>(z_row + t * kSize, tile, left, z);
 
       float terms[kCount * 2 * kOwn];  // [step][dB | dC][state]
 #pragma unroll
@@ -220,11 +230,17 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
         w = add_parts<Shape>(w);
         x = add_parts<Shape>(x);
         dD = fmaf(dy.v[i], u.v[i], dD);
-        const float ddelta = fmaf(u.v[i], w, x) * slope.v[i];
+        slope.v[i] *= fmaf(u.v[i], w, x);
         u.v[i] = fmaf(delta[i], w, D * dy.v[i]);
-        slope.v[i] = i < left ? ddelta : 0.0f;
-        ddelta_bias += slope.v[i];
       }
+      if (left < kCount) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          if (i >= left) slope.v[i] = 0.0f;
+        }
+      }
+#pragma unroll
+      for (int i = kCount - 1; i >= 0; --i) ddelta_bias += slope.v[i];
       write_row<Element, Shape, kDense>(u_row + t * kSize, tile, left, u);
       write_row<Element, Shape, kDense>(delta_row + t * kSize, tile, left, slope);
 
@@ -244,9 +260,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     }
     if (!kDense || chunk == 0) {
       __syncwarp();
-      mover.store(stage, args.du, chunk);
-      mover.store(stage + row_bytes, args.ddelta, chunk);
-      if (has_gate) mover.store(stage + 3 * row_bytes, args.dz, chunk);
+      mover.store(stage, args.results, chunk);
     }
     if (!fetches_ahead) {
       __syncwarp();

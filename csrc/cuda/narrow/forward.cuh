@@ -29,24 +29,19 @@ __global__ void __launch_bounds__(kWarpSize)
   const Tile<Shape> tile(params, args.tiles);
   const auto seqlen = static_cast<int>(params.seqlen);
   const int chunks = ceil_div(seqlen, kChunk);
-  const bool has_gate = args.z.present();
+  const bool has_gate = args.inputs[args.kZ].present();
   const bool has_output = params.wanted == ForwardWanted::kOutput;
   const RowMover<Element, Shape, kDense> mover(args.rows, tile, seqlen);
   ProjectionMover<Element, kStates> projections(params, tile, shared);
   char* const rows = shared + kProjectionBytes<kStates>;
-  const int stage_bytes = (has_gate ? 3 : 2) * args.rows.bytes;
+  const int stage_bytes = (has_gate ? args.kRows : args.kZ) * args.rows.bytes;
   const bool fetches_ahead = args.rows.stages > 1;
   const auto stage_of = [&](int chunk) {
     return rows + (fetches_ahead ? chunk % 2 * stage_bytes : 0);
   };
 
   const auto fetch = [&](int chunk) {
-    if (chunk < (kDense ? 1 : chunks)) {
-      char* const stage = stage_of(chunk);
-      mover.fetch(stage, args.u, chunk);
-      mover.fetch(stage + args.rows.bytes, args.delta, chunk);
-      if (has_gate) mover.fetch(stage + 2 * args.rows.bytes, args.z, chunk);
-    }
+    if (chunk < (kDense ? 1 : chunks)) mover.fetch(stage_of(chunk), args.inputs, chunk);
     __pipeline_commit();
   };
   fetch(0);
@@ -123,7 +118,7 @@ __global__ void __launch_bounds__(kWarpSize)
     }
     if (has_output && (!kDense || chunk + 1 == chunks)) {
       __syncwarp();
-      mover.store(stage, args.out, chunk);
+      mover.store(stage, args.results, chunk);
     }
     if (!fetches_ahead) {
       __syncwarp();

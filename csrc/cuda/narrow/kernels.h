@@ -19,17 +19,24 @@ struct Sequence {
 };
 
 struct ForwardArgs {
+  /// In the order in which they lie in shared memory, where z has no room if it is absent.
+  enum Row { kU, kDelta, kZ, kRows };
+
   ForwardParams params;
   RowLayout rows;
   int64_t tiles;  // of a group's channels
-  Sequence u, delta, z, out;
+  Sequence inputs[kRows];
+  Sequence results[1];  // out, in the place of u
 };
 
 struct BackwardArgs {
+  enum Row { kU, kDelta, kDout, kZ, kRows };
+
   BackwardParams params;
   RowLayout rows;
   int64_t tiles;
-  Sequence u, delta, dout, z, du, ddelta, dz;
+  Sequence inputs[kRows];
+  Sequence results[kRows];  // the gradients, in the places of what they are of; none of dout
   BackwardWorkspace workspace;
 };
 

@@ -52,9 +52,9 @@ Args make_args(const Params& params, const Plan& plan) {
   args.params = params;
   args.rows = plan.rows;
   args.tiles = plan.tiles;
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
+  args.inputs[Args::kU] = make_sequence(params.u);
+  args.inputs[Args::kDelta] = make_sequence(params.delta);
+  args.inputs[Args::kZ] = make_sequence(params.z);
   return args;
 }
 
@@ -62,17 +62,17 @@ Args make_args(const Params& params, const Plan& plan) {
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
   auto args = make_args<ForwardArgs>(params, plan);
-  args.out = make_sequence(params.out);
+  args.results[args.kU] = make_sequence(params.out);
   return launches_for(params, plan).forward(args, plan.shape, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
   auto args = make_args<BackwardArgs>(params, plan);
-  args.dout = make_sequence(params.dout);
-  args.du = make_sequence(params.du);
-  args.ddelta = make_sequence(params.ddelta);
-  args.dz = make_sequence(params.dz);
+  args.inputs[args.kDout] = make_sequence(params.dout);
+  args.results[args.kU] = make_sequence(params.du);
+  args.results[args.kDelta] = make_sequence(params.ddelta);
+  args.results[args.kZ] = make_sequence(params.dz);
   args.workspace = backward_workspace(plan.scratch, memory);
   const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
   if (error != cudaSuccess) return error;

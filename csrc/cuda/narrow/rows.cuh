@@ -103,41 +103,52 @@ class RowMover {
   __device__ __forceinline__ char* lane_row(char* rows, int chunk) const {
     return rows + tile_.own * layout_.pitch + (kDense ? chunk * kChunk * kSize : 0);
   }
-  /// Starts to copy a chunk; all steps, if rows are dense, with the first one.
-  __device__ __forceinline__ void fetch(char* rows, const Sequence& sequence, int chunk) const {
-    for_each_piece(sequence, chunk, [&]<int kBytes>(int at, char* global) {
+  /// Starts to copy a chunk of the arrays that are there; all steps, if rows are dense, with the
+  /// first one.
+  template <int kCount>
+  __device__ __forceinline__ void fetch(char* rows, const Sequence (&arrays)[kCount],
+                                        int chunk) const {
+    for_each_piece(arrays, chunk, [&]<int kBytes>(int at, char* global) {
       __pipeline_memcpy_async(rows + at, global, kBytes);
     });
   }
   /// Stores a chunk; all steps, if rows are dense, with the last one or, backwards, the first.
-  __device__ __forceinline__ void store(const char* rows, const Sequence& sequence,
+  template <int kCount>
+  __device__ __forceinline__ void store(const char* rows, const Sequence (&arrays)[kCount],
                                         int chunk) const {
-    for_each_piece(sequence, chunk, [&]<int kBytes>(int at, char* global) {
+    for_each_piece(arrays, chunk, [&]<int kBytes>(int at, char* global) {
       using Word = Vector<kBytes>;
       *reinterpret_cast<Word*>(global) = *reinterpret_cast<const Word*>(rows + at);
     });
   }
 
  private:
-  template <class Move>
-  __device__ __forceinline__ void for_each_piece(const Sequence& sequence, int chunk,
+  /// A loop in machine code, too: for short sequences fetching instructions takes long.
+  template <int kCount, class Move>
+  __device__ __forceinline__ void for_each_piece(const Sequence (&arrays)[kCount], int chunk,
                                                  const Move& move) const {
-    char* const origin = tile_.origin(sequence);
-    if constexpr (kDense) {
-      const int bytes = tile_.channels * layout_.pitch;
-      for (int at = tile_.lane * 16; at < bytes; at += kWarpSize * 16) {
-        move.template operator()<16>(at, origin + at);
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+      if (!arrays[i].present()) continue;
+      char* const origin = tile_.origin(arrays[i]);
+      const int64_t stride = arrays[i].channel;
+      const int rows = i * layout_.bytes;
+      if constexpr (kDense) {
+        const int bytes = tile_.channels * layout_.pitch;
+        for (int at = tile_.lane * 16; at < bytes; at += kWarpSize * 16) {
+          move.template operator()<16>(rows + at, origin + at);
+        }
+      } else if (layout_.access == 16) {
+        for_each_vector<16>(rows, origin, stride, chunk, move);
+      } else if (layout_.access == 8) {
+        for_each_vector<8>(rows, origin, stride, chunk, move);
+      } else {
+        for_each_vector<4>(rows, origin, stride, chunk, move);
       }
-    } else if (layout_.access == 16) {
-      for_each_vector<16>(origin, sequence.channel, chunk, move);
-    } else if (layout_.access == 8) {
-      for_each_vector<8>(origin, sequence.channel, chunk, move);
-    } else {
-      for_each_vector<4>(origin, sequence.channel, chunk, move);
     }
   }
   template <int kBytes, class Move>
-  __device__ __forceinline__ void for_each_vector(char* origin, int64_t stride, int chunk,
+  __device__ __forceinline__ void for_each_vector(int rows, char* origin, int64_t stride, int chunk,
                                                   const Move& move) const {
     constexpr int kPieces = kChunk * kSize / kBytes;  // of a row
     const int left = (seqlen_ - chunk * kChunk) * kSize;
@@ -145,11 +156,12 @@ class RowMover {
     if (byte >= left) return;
     origin += chunk * kChunk * kSize + byte;
     constexpr int kStride = kWarpSize / kPieces;
-#pragma unroll
+#pragma unroll 8
     for (int first = 0; first < Shape::kChannels; first += kStride) {
       const int channel = first + tile_.lane / kPieces;
       if (channel < tile_.channels) {
-        move.template operator()<kBytes>(channel * layout_.pitch + byte, origin + channel * stride);
+        move.template operator()<kBytes>(rows + channel * layout_.pitch + byte,
+                                         origin + channel * stride);
       }
     }
   }

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       if (has_gate) z_items = z.read();
 #pragma unroll
       for (float& value : delta_items.v) value += bias;
-      make_steps(delta_items.v, params.delta_softplus, slope.v);
+      make_steps<Storage::kMathSize>(delta_items.v, params.delta_softplus, slope.v);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         // A step that does not exist leaves the state as it is.
