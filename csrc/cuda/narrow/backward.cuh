@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
       }
     }
   };
-  fetch(chunks - 1);
+  if (kDense || fetches_ahead) fetch(chunks - 1);
   fetch_start(chunks - 1);
 
   float A[kOwn], rate[kOwn], carry[kOwn], dA[kOwn] = {};
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) h[n] = start[n];
     fetch_start(chunk - 1);
-    if (fetches_ahead) fetch(chunk - 1);
+    if constexpr (!kDense) fetch(fetches_ahead ? chunk - 1 : chunk);
     __pipeline_wait_prior(fetches_ahead ? 1 : 0);
     __syncwarp();
     char* const stage = stage_of(chunk);
@@ -261,10 +261,6 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
     if (!kDense || chunk == 0) {
       __syncwarp();
       mover.store(stage, args.results, chunk);
-    }
-    if (!fetches_ahead) {
-      __syncwarp();
-      fetch(chunk - 1);
     }
   }
 

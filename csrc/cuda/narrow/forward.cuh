@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kWarpSize)
     if (chunk < (kDense ? 1 : chunks)) mover.fetch(stage_of(chunk), args.inputs, chunk);
     __pipeline_commit();
   };
-  fetch(0);
+  if (kDense || fetches_ahead) fetch(0);
   projections.fetch(0);
 
   float rate[kOwn], h[kOwn];
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kWarpSize)
     __syncwarp();
     projections.put();
     projections.fetch(chunk + 1);
-    if (fetches_ahead) fetch(chunk + 1);
+    if constexpr (!kDense) fetch(fetches_ahead ? chunk + 1 : chunk);
     __pipeline_wait_prior(fetches_ahead ? 1 : 0);
     __syncwarp();
     char* const stage = stage_of(chunk);
@@ -119,10 +119,6 @@ __global__ void __launch_bounds__(kWarpSize)
     if (has_output && (!kDense || chunk + 1 == chunks)) {
       __syncwarp();
       mover.store(stage, args.results, chunk);
-    }
-    if (!fetches_ahead) {
-      __syncwarp();
-      fetch(chunk + 1);
     }
   }
   store_states(params.last_state, tile, params, h);

@@ -123,7 +123,7 @@ class RowMover {
   }
 
  private:
-  /// A loop in machine code, too: for short sequences fetching instructions takes long.
+  /// Short sequences take as long as their instructions to come: loops remain loops.
   template <int kCount, class Move>
   __device__ __forceinline__ void for_each_piece(const Sequence (&arrays)[kCount], int chunk,
                                                  const Move& move) const {
@@ -156,13 +156,17 @@ class RowMover {
     if (byte >= left) return;
     origin += chunk * kChunk * kSize + byte;
     constexpr int kStride = kWarpSize / kPieces;
+    const auto move_channel = [&](int channel) {
+      move.template operator()<kBytes>(rows + channel * layout_.pitch + byte,
+                                       origin + channel * stride);
+    };
+    const int first = tile_.lane / kPieces;
+    if (tile_.channels == Shape::kChannels) {
 #pragma unroll 8
-    for (int first = 0; first < Shape::kChannels; first += kStride) {
-      const int channel = first + tile_.lane / kPieces;
-      if (channel < tile_.channels) {
-        move.template operator()<kBytes>(rows + channel * layout_.pitch + byte,
-                                         origin + channel * stride);
-      }
+      for (int i = 0; i < Shape::kChannels; i += kStride) move_channel(first + i);
+    } else {
+#pragma unroll 1
+      for (int channel = first; channel < tile_.channels; channel += kStride) move_channel(channel);
     }
   }
 
