@@ -70,7 +70,7 @@ DSTATE1 = [
             f"Kernels<{storage}>"
             for storage in (
                 *("Vectors<float, 4>", "Vectors<BFloat16, 8>", "Vectors<Half, 8>"),
-                *("Vectors<BFloat16, 4>", "Vectors<Half, 4>"),
+                *("DenseRows<BFloat16>", "DenseRows<Half>"),
                 *("Scattered<2>", "Scattered<4>"),
             )
         ),

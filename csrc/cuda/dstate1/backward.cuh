@@ -10,7 +10,8 @@
 //
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
-// dB and dC, so that one barrier a chunk suffices. Bound by instructions, about 85 per (channel,
+// dB and dC, so that one barrier a chunk suffices; then whole rows of every window, if they are
+// dense, where gradients take the places of u, delta and z. Bound by instructions, about 85 per (channel,
 // step), and by memory nearly as much.
 #pragma once
 
@@ -43,37 +44,42 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
 template <class Storage>
 struct BackwardWindow {
   typename RowAccess<Storage>::Raw u, delta, z, dout;
-  float start;  // state before the chunk
 };
 
 template <class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
   /// The next window is read while one is scanned, where registers suffice.
-  static constexpr bool kFetchesAhead = sizeof(typename Access::Raw) <= 16 && kHasVectors<Storage>;
+  static constexpr bool kFetchesAhead =
+      !kIsDense<Storage> && kHasVectors<Storage> && sizeof(typename Access::Raw) <= 16;
+  /// Of dense rows of a window, in shared memory.
+  enum Row { kU, kDelta, kDout, kZ };
 
   /// A window of a chunk.
   struct Place {
     int slot;
     int chunk;
     Window window;
-    int64_t offset;  // of the lane, from the beginning of the batch
+    int64_t offset;  // of the lane's steps, from the beginning of the batch or of dense rows
   };
 
  public:
   __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
-                          BackwardWarpShared& shared, WindowRecord* records, WarpSums* sums)
+                          BackwardWarpShared& shared, WindowRecord* records, WarpSums* sums,
+                          char* rows)
       : args_(args),
         params_(args.params),
         tile_(tile),
         shared_(shared),
         records_(records),
         sums_(sums),
+        dense_(args.strides, static_cast<int>(args.params.seqlen)),
+        rows_(rows),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         seqlen_(static_cast<int>(args.params.seqlen)),
-        lane_offset_(tile.first_channel * args.strides.channel +
-                     Access::lane_offset(args.strides, lane_)),
+        lane_offset_(Access::lane_offset(args.strides, lane_) +
+                     (kIsDense<Storage> ? 0 : tile.first_channel * args.strides.channel)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
                lane_ / kChannelLanes),
@@ -81,17 +87,27 @@ class BackwardTile {
         C_(args.params.C, tile, last_chunk() * kChunk + lane_, -kChunk) {}
 
   __device__ void run() {
-    for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
     const int left = tile_.channels - first_channel(0);
     const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
+    if constexpr (kIsDense<Storage>) {
+      for (int slot = 0; slot < slots; ++slot) fetch_dense(slot);
+      __pipeline_commit();
+    }
+    for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
     BackwardWindow<Storage> next{};
-    if (kFetchesAhead && slots > 0) next = fetch(place(0, last_chunk()));
+    float next_start = 0.0f;
+    if (slots > 0) {
+      const Place first = place(0, last_chunk());
+      next_start = fetch_start(first);
+      if constexpr (kFetchesAhead) next = fetch(first);
+    }
     const auto fetch_projections = [&](int chunk) {
       const int step = chunk * kChunk + lane_;
       const bool exists = step >= 0 && step < seqlen_;
       return Pack<uint32_t, 2>{B_.fetch(exists), C_.fetch(exists)};
     };
     auto projections = fetch_projections(last_chunk());
+    if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
     int buffer = 0;
     for (int chunk = last_chunk(); chunk >= 0; --chunk) {
       __syncwarp();
@@ -101,13 +117,14 @@ class BackwardTile {
       Items dB = {}, dC = {};
 #pragma unroll 1
       for (int slot = 0; slot < slots; ++slot) {
+        const bool is_last = slot + 1 == slots;
         const Place here = place(slot, chunk);
+        const Place then = place(is_last ? 0 : slot + 1, is_last ? chunk - 1 : chunk);
         const auto inputs = kFetchesAhead ? next : fetch(here);
-        if constexpr (kFetchesAhead) {
-          const bool is_last = slot + 1 == slots;
-          next = fetch(place(is_last ? 0 : slot + 1, is_last ? chunk - 1 : chunk));
-        }
-        scan(here, inputs, dB, dC);
+        const float start = next_start;
+        if constexpr (kFetchesAhead) next = fetch(then);
+        next_start = fetch_start(then);
+        scan(here, inputs, start, dB, dC);
       }
       projections = fetch_projections(chunk - 1);
       sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
@@ -116,7 +133,10 @@ class BackwardTile {
       buffer ^= 1;
     }
     for (int slot = 0; slot < args_.slots; ++slot) end(slot);
-    __syncthreads();  // the block's next tile uses the same memory
+    if constexpr (kIsDense<Storage>) {
+      __syncwarp();
+      for (int slot = 0; slot < slots; ++slot) store_dense(slot);
+    }
   }
 
  private:
@@ -134,11 +154,43 @@ class BackwardTile {
 
   /// Before the first chunk nothing exists.
   __device__ Place place(int slot, int chunk) const {
+    const int channel =
+        kIsDense<Storage> ? 0 : first_channel(slot) * static_cast<int>(args_.strides.channel);
     return {slot, chunk,
             Window{chunk >= 0 ? tile_.channels - first_channel(slot) : 0,
                    seqlen_ - chunk * kChunk, lane_},
-            lane_offset_ + (first_channel(slot) * static_cast<int>(args_.strides.channel) +
-                            chunk * kChunk * args_.strides.step)};
+            lane_offset_ + (channel + chunk * kChunk * args_.strides.step)};
+  }
+  /// The lane's part of a row.
+  __device__ char* address(const Sequence& sequence, Row row, const Place& place) const {
+    char* const origin = kIsDense<Storage> ? dense_.origin(dense_rows(place.slot), row)
+                                           : tile_.origin(sequence);
+    return origin + place.offset;
+  }
+  __device__ char* dense_rows(int slot) const {
+    return rows_ + slot * args_.inputs() * dense_.bytes();
+  }
+  __device__ int64_t window_offset(int slot) const {
+    return (tile_.first_channel + first_channel(slot)) * args_.strides.channel;
+  }
+  __device__ void fetch_dense(int slot) const {
+    const auto fetch = [&](const Sequence& sequence, Row row) {
+      if (!sequence.present()) return;
+      dense_.fetch(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
+    };
+    fetch(args_.u, kU);
+    fetch(args_.delta, kDelta);
+    fetch(args_.dout, kDout);
+    fetch(args_.z, kZ);
+  }
+  __device__ void store_dense(int slot) const {
+    const auto store = [&](const Sequence& sequence, Row row) {
+      if (!sequence.present()) return;
+      dense_.store(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
+    };
+    store(args_.du, kU);
+    store(args_.ddelta, kDelta);
+    store(args_.dz, kZ);
   }
 
   __device__ void begin(int slot) {
@@ -158,30 +210,31 @@ class BackwardTile {
   }
 
   __device__ BackwardWindow<Storage> fetch(const Place& place) const {
-    const auto fetch_rows = [&](const Sequence& sequence) {
-      return Access::fetch(args_.strides, tile_.origin(sequence) + place.offset, place.window);
+    const auto fetch_rows = [&](const Sequence& sequence, Row row) {
+      return Access::fetch(args_.strides, address(sequence, row, place), place.window);
     };
     BackwardWindow<Storage> raw{};
-    raw.u = fetch_rows(args_.u);
-    raw.delta = fetch_rows(args_.delta);
-    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout);
-    if (args_.z.present()) raw.z = fetch_rows(args_.z);
-    if (place.chunk > 0 && exists(place.slot)) {
-      raw.start = saved_[(place.chunk - 1) * params_.dim + first_channel(place.slot)];
-    }
+    raw.u = fetch_rows(args_.u, kU);
+    raw.delta = fetch_rows(args_.delta, kDelta);
+    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout, kDout);
+    if (args_.z.present()) raw.z = fetch_rows(args_.z, kZ);
     return raw;
+  }
+  /// The state before a window of another chunk than the first.
+  __device__ float fetch_start(const Place& place) const {
+    if (place.chunk <= 0 || !exists(place.slot)) return 0.0f;
+    return saved_[(place.chunk - 1) * params_.dim + first_channel(place.slot)];
   }
 
   /// Adds to dB and dC, and stores what else there is of gradients.
-  __device__ void scan(const Place& here, const BackwardWindow<Storage>& raw, Items& dB,
-                       Items& dC) {
+  __device__ void scan(const Place& here, const BackwardWindow<Storage>& raw, float start_of_chunk,
+                       Items& dB, Items& dC) {
     const Window& window = here.window;
     LaneSums sums = this->sums(here.slot);
     const LaneChannel own = this->channel(here.slot);
     const auto pole = make_pole<DeviceMath>(own.A);
-    const auto store = [&](const Sequence& sequence, const Items& items) {
-      Access::store(args_.strides, tile_.origin(sequence) + here.offset, window, shared_.tile,
-                    items);
+    const auto store = [&](const Sequence& sequence, Row row, const Items& items) {
+      Access::store(args_.strides, address(sequence, row, here), window, shared_.tile, items);
     };
 
     Items u, delta, slope;
@@ -210,7 +263,7 @@ class BackwardTile {
           value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
-    float state = here.chunk > 0 ? raw.start : own.initial_state;
+    float state = here.chunk > 0 ? start_of_chunk : own.initial_state;
     const float start = carry_through_lanes<false>(map, state);
     Items h;
 #pragma unroll
@@ -232,7 +285,7 @@ class BackwardTile {
         dy[i] = dout * (z[i] * s);
         z[i] = dout * y * silu_derivative(z[i], s);
       }
-      store(args_.dz, z);
+      store(args_.dz, kZ, z);
     }
 
     StepMap back = StepMap::identity();
@@ -257,8 +310,8 @@ class BackwardTile {
       delta[i] = update.ddelta * slope[i];
       ddelta_bias += delta[i];
     }
-    store(args_.du, u);
-    store(args_.ddelta, delta);
+    store(args_.du, kU, u);
+    store(args_.ddelta, kDelta, delta);
     sums.dA += dA;
     sums.dD += dD;
     sums.ddelta_bias += ddelta_bias;
@@ -303,6 +356,8 @@ class BackwardTile {
   BackwardWarpShared& shared_;
   WindowRecord* records_;
   WarpSums* sums_;
+  DenseWindow dense_;
+  char* rows_;  // dense ones of the warp's windows
   int lane_;
   int warp_;
   int seqlen_;
@@ -320,10 +375,11 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
   auto* records = reinterpret_cast<WindowRecord*>(memory);
   auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots);
   auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
-  for (int64_t index = blockIdx.x; index < args.work_items; index += gridDim.x) {
-    const ChannelTile tile(args.params, index, args.tiles, args.tile_channels());
-    BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots, sums).run();
-  }
+  const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
+  char* const rows = reinterpret_cast<char*>(shared + args.warps) +
+                     warp * args.slots * args.inputs() * dense.bytes();
+  const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.tile_channels());
+  BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots, sums, rows).run();
 }
 
 template <class Storage>

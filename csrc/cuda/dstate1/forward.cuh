@@ -6,7 +6,8 @@
 // lane walks its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
-// read. Bound by memory; per (channel, step) about 50 instructions.
+// read; then whole rows of u, delta and z, if rows are dense, where out takes the place of u. Bound
+// by memory; per (channel, step) about 50 instructions.
 #pragma once
 
 #include "scan.cuh"
@@ -23,18 +24,29 @@ struct ForwardShared {
 template <class Storage>
 struct ForwardChunk {
   typename RowAccess<Storage>::Raw u, delta, z;
-  uint32_t B, C;
 };
 
 template <class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             ForwardShared& shared) {
+                                             ForwardShared& shared, char* rows) {
   using Access = RowAccess<Storage>;
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const auto seqlen = static_cast<int>(params.seqlen);
   const bool has_output = params.wanted == ForwardWanted::kOutput;
   const bool has_gate = args.z.present();
+
+  const SequenceStrides& strides = args.strides;
+  const DenseWindow dense(strides, seqlen);
+  /// Where the first channel's first step of an array of global memory is.
+  const auto origin = [&](const Sequence& sequence) {
+    return tile.origin(sequence) + tile.first_channel * strides.channel;
+  };
+  if constexpr (kIsDense<Storage>) {
+    dense.fetch(rows, 0, origin(args.u), lane);
+    dense.fetch(rows, 1, origin(args.delta), lane);
+    if (has_gate) dense.fetch(rows, 2, origin(args.z), lane);
+  }
 
   const bool exists = lane / kChannelLanes < tile.channels;
   const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
@@ -53,13 +65,16 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 
   Projection<Storage> B(params.B, tile, lane, kChunk);
   Projection<Storage> C(params.C, tile, lane, kChunk);
-  const SequenceStrides& strides = args.strides;
-  const int64_t lane_offset =
-      tile.first_channel * strides.channel + Access::lane_offset(strides, lane);
-  const char* u = tile.origin(args.u) + lane_offset;
-  const char* delta = tile.origin(args.delta) + lane_offset;
-  const char* z = tile.origin(args.z) + lane_offset;
-  char* out = tile.origin(args.out) + lane_offset;
+  uint32_t next_B = B.fetch(lane < seqlen);
+  uint32_t next_C = C.fetch(lane < seqlen);
+  const auto lane_rows = [&](const Sequence& sequence, int number) {
+    char* const first = kIsDense<Storage> ? dense.origin(rows, number) : origin(sequence);
+    return first + Access::lane_offset(strides, lane);
+  };
+  const char* u = lane_rows(args.u, 0);
+  const char* delta = lane_rows(args.delta, 1);
+  const char* z = lane_rows(args.z, 2);
+  char* out = lane_rows(args.out, 0);
 
   const auto fetch = [&](int first_step) {
     ForwardChunk<Storage> chunk{};
@@ -68,21 +83,27 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     chunk.u = Access::fetch(strides, u + offset, window);
     chunk.delta = Access::fetch(strides, delta + offset, window);
     if (has_gate) chunk.z = Access::fetch(strides, z + offset, window);
-    chunk.B = B.fetch(first_step + lane < seqlen);
-    chunk.C = C.fetch(first_step + lane < seqlen);
     return chunk;
   };
 
-  auto next = fetch(0);
+  ForwardChunk<Storage> next{};
+  if constexpr (kIsDense<Storage>) {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+  } else {
+    next = fetch(0);
+  }
   for (int first_step = 0; first_step < seqlen; first_step += kChunk) {
-    const auto chunk = next;
     const int next_step = first_step + kChunk;
-    next = fetch(next_step);
     const Window window{tile.channels, seqlen - first_step, lane};
     __syncwarp();
-    B.put(chunk.B, lane, shared.B);
-    C.put(chunk.C, lane, shared.C);
+    B.put(next_B, lane, shared.B);
+    C.put(next_C, lane, shared.C);
+    next_B = B.fetch(next_step + lane < seqlen);
+    next_C = C.fetch(next_step + lane < seqlen);
     __syncwarp();
+    const auto chunk = kIsDense<Storage> ? fetch(first_step) : next;
+    if constexpr (!kIsDense<Storage>) next = fetch(next_step);
 
     Items u_items, delta_items;
     Access::convert(strides, chunk.u, window, shared.tile, u_items);
@@ -132,6 +153,10 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     Access::store(strides, out + first_step * strides.step, window, shared.tile, y);
   }
+  if constexpr (kIsDense<Storage>) {
+    __syncwarp();
+    if (has_output) dense.store(rows, 0, origin(args.out), lane);
+  }
   if (exists && lane % kChannelLanes == 0 && params.last_state.present()) {
     store_component(params.last_state,
                     tile.batch * params.last_state.batch + channel * params.last_state.channel,
@@ -143,12 +168,14 @@ template <class Storage>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   __shared__ __align__(16) ForwardShared shared[kForwardWarps];
+  extern __shared__ __align__(16) char memory[];  // dense rows
   const int warp = threadIdx.x / kWarpSize;
-  for (int64_t index = int64_t{blockIdx.x} * kForwardWarps + warp; index < args.work_items;
-       index += int64_t{gridDim.x} * kForwardWarps) {
-    const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
-    forward_tile<Storage>(args, tile, shared[warp]);
-  }
+  const int index = static_cast<int>(blockIdx.x) * kForwardWarps + warp;
+  if (index >= args.work_items) return;
+  const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
+  const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
+  char* const rows = memory + warp * args.inputs() * dense.bytes();
+  forward_tile<Storage>(args, tile, shared[warp], rows);
 }
 
 template <class Storage>

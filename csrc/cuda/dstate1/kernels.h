@@ -12,7 +12,9 @@ namespace selective_scan::cuda::dstate1 {
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
 template <class Element, int kSteps>
-struct Vectors {};  // so many steps side by side, aligned to 16 bytes or their size; as are B and C
+struct Vectors {};  // so many steps side by side, aligned to 16 bytes; B and C have the same type
+template <class Element>
+struct DenseRows {};  // whole rows one behind the other, in vectors of 4 steps; likewise
 template <int kBytes>
 struct Scattered {};  // any strides, of elements of that size
 
@@ -36,21 +38,26 @@ struct ForwardArgs {
   ForwardParams params;
   SequenceStrides strides;
   Sequence u, delta, z, out;
-  int64_t windows;     // of a group's channels
-  int64_t work_items;  // batch · groups · windows
+  int windows;     // of a group's channels
+  int work_items;  // batch · groups · windows
+
+  /// u, delta and, if there is one, z.
+  SELECTIVE_SCAN_HD int inputs() const { return z.present() ? 3 : 2; }
 };
 
 struct BackwardArgs {
   BackwardParams params;
   SequenceStrides strides;
   Sequence u, delta, z, dout, du, ddelta, dz;
-  int warps;           // of a block
-  int slots;           // windows that a warp takes in turns; a tile has warps · slots
-  int64_t tiles;       // of a group's channels
-  int64_t work_items;  // batch · groups · tiles
+  int warps;       // of a block
+  int slots;       // windows that a warp takes in turns; a tile has warps · slots
+  int tiles;       // of a group's channels
+  int work_items;  // batch · groups · tiles
   BackwardWorkspace workspace;
 
   SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
+  /// u, delta, dout and, if there is one, z.
+  SELECTIVE_SCAN_HD int inputs() const { return z.present() ? 4 : 3; }
 };
 
 template <class Storage>

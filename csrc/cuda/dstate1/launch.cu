@@ -28,16 +28,18 @@ template <class Storage>
 constexpr Launches kLaunches = {&Kernels<Storage>::forward, &Kernels<Storage>::backward};
 
 /// The storages are those of instantiations.py.
-const Launches& launches_for(const ScanParams& params, int vector_steps) {
-  const DType dtype = params.u.dtype;
-  if (vector_steps == 0) {
-    return dtype == DType::kFloat32 ? kLaunches<Scattered<4>> : kLaunches<Scattered<2>>;
+const Launches& launches_for(const ScanParams& params, Rows rows) {
+  const bool is_bfloat = params.u.dtype == DType::kBFloat16;
+  switch (rows) {
+    case Rows::kLongVectors:
+      return is_bfloat ? kLaunches<Vectors<BFloat16, 8>> : kLaunches<Vectors<Half, 8>>;
+    case Rows::kVectors:
+      return kLaunches<Vectors<float, 4>>;
+    case Rows::kDense:
+      return is_bfloat ? kLaunches<DenseRows<BFloat16>> : kLaunches<DenseRows<Half>>;
+    default:
+      return element_size(params.u.dtype) == 4 ? kLaunches<Scattered<4>> : kLaunches<Scattered<2>>;
   }
-  if (dtype == DType::kFloat32) return kLaunches<Vectors<float, 4>>;
-  if (dtype == DType::kBFloat16) {
-    return vector_steps == 8 ? kLaunches<Vectors<BFloat16, 8>> : kLaunches<Vectors<BFloat16, 4>>;
-  }
-  return vector_steps == 8 ? kLaunches<Vectors<Half, 8>> : kLaunches<Vectors<Half, 4>>;
 }
 
 /// What both passes are given.
@@ -59,7 +61,7 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
-  return launches_for(params, plan.vector_steps).forward(args, plan.shape, stream);
+  return launches_for(params, plan.rows).forward(args, plan.shape, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
@@ -74,8 +76,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
   args.workspace = backward_workspace(plan.scratch, memory);
-  const cudaError_t error =
-      launches_for(params, plan.vector_steps).backward(args, plan.shape, stream);
+  const cudaError_t error = launches_for(params, plan.rows).backward(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.tiles, params.batch}, stream);
 }

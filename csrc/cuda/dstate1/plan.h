@@ -11,20 +11,23 @@
 
 namespace selective_scan::cuda::dstate1 {
 
+/// How rows are moved: see the storages of kernels.h.
+enum class Rows { kLongVectors, kVectors, kDense, kScattered };
+
 struct ForwardPlan {
-  int vector_steps;    // see Vectors; 0 is Scattered
-  int64_t windows;     // of a group's channels
-  int64_t work_items;  // batch · groups · windows
+  Rows rows;
+  int windows;     // of a group's channels
+  int work_items;  // batch · groups · windows
   LaunchShape shape;
   ForwardScratch scratch;
 };
 
 struct BackwardPlan {
-  int vector_steps;
-  int warps;           // of a block
-  int slots;           // windows that a warp takes in turns
-  int64_t tiles;       // of a group's channels
-  int64_t work_items;  // batch · groups · tiles
+  Rows rows;
+  int warps;       // of a block
+  int slots;       // windows that a warp takes in turns
+  int tiles;       // of a group's channels
+  int work_items;  // batch · groups · tiles
   LaunchShape shape;
   BackwardScratch scratch;
 };

@@ -3,9 +3,12 @@
 //
 // A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
 // lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, or two
-// of 4 steps, where rows allow that. Other layouts are read element by element, along steps or
+// of 4 steps in fp32. Short rows of 2-byte types that are aligned to 8 bytes come to shared memory
+// as a whole, for accesses to a part of a sector are what memory is slowest at. Other layouts are read element by element, along steps or
 // along channels, whichever lie closer, and change hands through a tile in shared memory.
 #pragma once
+
+#include <cuda_pipeline_primitives.h>
 
 #include "../kit/elements.cuh"
 #include "kernels.h"
@@ -114,6 +117,48 @@ struct RowAccess<Vectors<Element, kSteps>> {
     }
     return result;
   }
+};
+
+/// In shared memory.
+template <class Element>
+struct RowAccess<DenseRows<Element>> : RowAccess<Vectors<Element, 4>> {};
+
+template <class Storage>
+constexpr bool kIsDense = false;
+template <class Element>
+constexpr bool kIsDense<DenseRows<Element>> = true;
+
+/// Dense rows of a window: how they come to shared memory, in which every array has as many bytes,
+/// and go back.
+class DenseWindow {
+ public:
+  __device__ DenseWindow(const SequenceStrides& strides, int seqlen)
+      : bytes_(kWindowChannels * static_cast<int>(strides.channel)),
+        first_step_(strides.step < 0 ? (1 - seqlen) * strides.step : 0) {}
+
+  /// Starts to copy an array whose first channel's first step is at `address`.
+  __device__ void fetch(char* memory, int number, const char* address, int lane) const {
+    for (int at = lane * kPiece; at < bytes_; at += kWarpSize * kPiece) {
+      __pipeline_memcpy_async(memory + number * bytes_ + at, address - first_step_ + at, kPiece);
+    }
+  }
+  __device__ void store(const char* memory, int number, char* address, int lane) const {
+    for (int at = lane * kPiece; at < bytes_; at += kWarpSize * kPiece) {
+      *reinterpret_cast<uint4*>(address - first_step_ + at) =
+          *reinterpret_cast<const uint4*>(memory + number * bytes_ + at);
+    }
+  }
+  /// Where the first channel's first step of an array is in shared memory.
+  __device__ char* origin(char* memory, int number) const {
+    return memory + number * bytes_ + first_step_;
+  }
+  __device__ int bytes() const { return bytes_; }
+
+ private:
+  static constexpr int kPiece = sizeof(uint4);
+
+  int bytes_;
+  int first_step_;  // bytes from a row's lowest address to it
 };
 
 template <int kBytes>

@@ -49,15 +49,18 @@ struct ChannelTile {
   int64_t first_channel;  // of all
   int channels;
 
-  __device__ ChannelTile(const ScanParams& params, int64_t index, int64_t tiles, int tile_channels)
-      : batch(index / (tiles * params.groups)),
-        group(index / tiles % params.groups),
-        tile(index % tiles) {
-    const int64_t group_channels = params.dim / params.groups;
-    const int64_t offset = tile * tile_channels;
+  /// The plan sees to it that channels of all batch rows fit 32 bits, which divide faster.
+  __device__ ChannelTile(const ScanParams& params, uint32_t index, uint32_t tiles,
+                         int tile_channels) {
+    const auto groups = static_cast<uint32_t>(params.groups);
+    const int group_channels = static_cast<int>(static_cast<uint32_t>(params.dim) / groups);
+    const uint32_t row = index / tiles;
+    tile = index - row * tiles;
+    batch = row / groups;
+    group = row - static_cast<uint32_t>(batch) * groups;
+    const int offset = static_cast<int>(tile) * tile_channels;
     first_channel = group * group_channels + offset;
-    const int64_t left = group_channels - offset;
-    channels = static_cast<int>(left < tile_channels ? left : tile_channels);
+    channels = min(group_channels - offset, tile_channels);
   }
 
   __device__ char* origin(const Sequence& sequence) const {
@@ -144,6 +147,10 @@ struct ProjectionOf {
 };
 template <class Element, int kSteps>
 struct ProjectionOf<Vectors<Element, kSteps>> {
+  using Type = KnownProjection<Element>;
+};
+template <class Element>
+struct ProjectionOf<DenseRows<Element>> {
   using Type = KnownProjection<Element>;
 };
 template <class Storage>

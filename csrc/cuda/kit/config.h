@@ -52,4 +52,7 @@ constexpr int fitting_blocks(int threads, int blocks) {
 /// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values.
 constexpr int kMinBackwardTile = 64;
 
+/// Rows of no more steps may come to shared memory as a whole.
+constexpr int64_t kMostDenseSteps = 256;
+
 }  // namespace selective_scan::cuda

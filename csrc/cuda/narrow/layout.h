@@ -7,7 +7,6 @@ namespace selective_scan::cuda::narrow {
 
 constexpr int kMostStates = 8;
 constexpr int64_t kMaxSteps = (int64_t{1} << 28) - kChunk;  // bytes of a row fit 32 bits
-constexpr int64_t kMostDenseSteps = 256;
 
 /// Steps that a lane takes from a row at a time.
 constexpr int kItems = 8;

@@ -123,11 +123,12 @@ class RowMover {
   }
 
  private:
-  /// Short sequences take as long as their instructions to come: loops remain loops.
+  /// Short sequences take as long as their instructions to come: loops remain loops, but where
+  /// there is little else.
   template <int kCount, class Move>
   __device__ __forceinline__ void for_each_piece(const Sequence (&arrays)[kCount], int chunk,
                                                  const Move& move) const {
-#pragma unroll 1
+#pragma unroll(kCount < BackwardArgs::kRows ? kCount : 1)
     for (int i = 0; i < kCount; ++i) {
       if (!arrays[i].present()) continue;
       char* const origin = tile_.origin(arrays[i]);

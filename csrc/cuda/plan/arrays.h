@@ -66,6 +66,21 @@ inline bool has_channel_vectors(const ScanParams& params, const ArrayView& view,
                     std::min<int64_t>(items * element_size(view.dtype), 16), false);
 }
 
+/// Whether the rows of a group lie one behind the other, in either direction of time, and any 8 of
+/// them make a block of memory that is aligned to 16 bytes.
+template <class Rows>
+bool are_dense(const ScanParams& params, const Rows& rows) {
+  const int64_t size = element_size(params.u.dtype);
+  return !params.packed.present() && size == 2 && params.dim / params.groups % 8 == 0 &&
+         all_of(rows, [&](const ArrayView& view) {
+           const int64_t lowest = view.step < 0 ? (params.seqlen - 1) * size : 0;
+           return std::abs(view.step) == 1 && view.channel == params.seqlen &&
+                  (reinterpret_cast<uintptr_t>(view.data) - static_cast<uintptr_t>(lowest)) % 16 ==
+                      0 &&
+                  (params.batch == 1 || view.batch * size % 16 == 0);
+         });
+}
+
 struct Extent {
   int64_t count;
   int64_t stride;

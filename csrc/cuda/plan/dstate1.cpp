@@ -14,6 +14,9 @@ Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
   if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (params.batch * params.dim > kMaxBlocks) {
+    return {"channels of all batch rows must be fewer than 2^31", params.batch * params.dim};
+  }
   return {};
 }
 
@@ -39,51 +42,72 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
   return {};
 }
 
-/// Returns how many steps make a vector in all arrays, 0 if they are none. Kernels know of vectors
-/// only together with B and C of the same type.
+/// The best that all arrays allow. Kernels know of vectors only together with B and C of the same
+/// type.
 template <class Params>
-int find_vector_steps(const Params& params) {
-  if (params.B.dtype != params.u.dtype || params.C.dtype != params.u.dtype) return 0;
+Rows find_rows(const Params& params) {
+  if (params.B.dtype != params.u.dtype || params.C.dtype != params.u.dtype) return Rows::kScattered;
+  const auto rows = rows_of(params);
   const auto have_vectors = [&](int steps) {
-    return all_of(rows_of(params),
+    return all_of(rows,
                   [&](const ArrayView& view) { return has_step_vectors(params, view, steps); });
   };
-  const bool has_long_vectors = params.u.dtype != DType::kFloat32 && have_vectors(kItems);
-  return has_long_vectors ? kItems : have_vectors(kItems / 2) ? kItems / 2 : 0;
+  if (params.u.dtype == DType::kFloat32) {
+    return have_vectors(kItems / 2) ? Rows::kVectors : Rows::kScattered;
+  }
+  if (have_vectors(kItems)) return Rows::kLongVectors;
+  const bool can_be_dense = params.seqlen <= kMostDenseSteps && have_vectors(kItems / 2);
+  return can_be_dense && are_dense(params, rows) ? Rows::kDense : Rows::kScattered;
+}
+
+/// Bytes of a window's dense rows of one array.
+int window_bytes(const ScanParams& params) {
+  return kWindowChannels * static_cast<int>(params.seqlen * element_size(params.u.dtype));
 }
 
 }  // namespace
 
-Refusal make_plan(const ForwardParams& params, const Device&, ForwardPlan& plan) {
+Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
-  plan.vector_steps = find_vector_steps(params);
-  plan.windows = ceil_div(params.dim / params.groups, kWindowChannels);
-  plan.work_items = params.batch * params.groups * plan.windows;
-  plan.shape = {std::min(ceil_div(plan.work_items, kForwardWarps), kMaxBlocks),
-                kForwardWarps * kWarpSize};
+  plan.rows = find_rows(params);
+  plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, kWindowChannels));
+  plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
+  plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
+  if (plan.rows == Rows::kDense) {
+    const int inputs = params.z.present() ? 3 : 2;
+    plan.shape.shared_bytes = kForwardWarps * inputs * window_bytes(params);
+    if (plan.shape.shared_bytes > device.block_shared_bytes) return kNotEnoughSharedMemory;
+  }
   return {};
 }
 
-/// A tile has kMinBackwardTile channels or, if that is less, those of a group.
-Refusal make_plan(const BackwardParams& params, const Device&, BackwardPlan& plan) {
+/// A tile has kMinBackwardTile channels or, if that is less, those of a group; of dense rows, which
+/// take the more shared memory, half as many.
+Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
+  plan.rows = find_rows(params);
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
+  const int most_channels = plan.rows == Rows::kDense ? kMinBackwardTile / 2 : kMinBackwardTile;
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
   plan.slots = static_cast<int>(std::min<int64_t>(
-      ceil_div(windows, plan.warps), kMinBackwardTile / (plan.warps * kWindowChannels)));
+      ceil_div(windows, plan.warps), most_channels / (plan.warps * kWindowChannels)));
   const int tile_windows = plan.warps * plan.slots;
   if (const Refusal refusal = refuse_arrays(params, tile_windows * kWindowChannels)) return refusal;
-  plan.vector_steps = find_vector_steps(params);
-  plan.tiles = ceil_div(windows, tile_windows);
-  plan.work_items = params.batch * params.groups * plan.tiles;
-  plan.shape = {std::min(plan.work_items, kMaxBlocks), plan.warps * kWarpSize,
+  plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
+  plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
+  plan.shape = {plan.work_items, plan.warps * kWarpSize,
                 backward_shared_bytes(plan.warps, plan.slots)};
+  if (plan.rows == Rows::kDense) {
+    const int inputs = params.z.present() ? 4 : 3;
+    plan.shape.shared_bytes += tile_windows * inputs * window_bytes(params);
+    if (plan.shape.shared_bytes > device.block_shared_bytes) return kNotEnoughSharedMemory;
+  }
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
-      true, plan.tiles * params.batch * params.groups * params.seqlen * 2, sizeof(float));
+      true, params.batch * params.groups * plan.tiles * params.seqlen * 2, sizeof(float));
   const int64_t rows = params.batch * params.dim;
   scratch.take_sums(params, rows, sizeof(float), rows, sizeof(float));
   return {};

@@ -25,19 +25,6 @@ Refusal refuse(const ScanParams& params) {
   return {};
 }
 
-/// Whether all rows lie one behind the other, in tiles that are aligned.
-template <class Params>
-bool are_dense(const Params& params) {
-  const int64_t size = element_size(params.u.dtype);
-  const auto is_aligned_to = [&](int64_t bytes) { return bytes % 16 == 0; };
-  return size == 2 && params.dim / params.groups % 8 == 0 &&
-         all_of(rows_of(params), [&](const ArrayView& view) {
-           return view.step == 1 && view.channel == params.seqlen &&
-                  is_aligned_to(static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data))) &&
-                  (params.batch == 1 || is_aligned_to(view.batch * size));
-         });
-}
-
 /// How rows are moved, by the widest accesses that all of them allow; none where `access` is 0.
 template <class Params>
 RowLayout find_layout(const Params& params, int channels) {
@@ -50,7 +37,9 @@ RowLayout find_layout(const Params& params, int channels) {
   for (const int bytes : {16, 8, 4}) {
     if (have_vectors(bytes)) return RowLayout::chunks(channels, size, bytes);
   }
-  if (params.seqlen <= kMostDenseSteps && are_dense(params)) {
+  const auto is_forward = [](const ArrayView& view) { return view.step == 1; };
+  if (params.seqlen <= kMostDenseSteps && all_of(rows_of(params), is_forward) &&
+      are_dense(params, rows_of(params))) {
     return RowLayout::dense(channels, size, static_cast<int>(params.seqlen));
   }
   return {};
@@ -100,7 +89,7 @@ Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan
   };
   const int most = plan.rows.stages;
   const int64_t with_one = waves(1);
-  if (with_one == kMaxBlocks) return {"blocks of this GPU have not enough shared memory"};
+  if (with_one == kMaxBlocks) return kNotEnoughSharedMemory;
   const int64_t with_most = waves(most);
   if (with_most == kMaxBlocks || (with_most > 1 && with_one == 1)) waves(1);
   return {};

@@ -93,7 +93,7 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   };
   int64_t most = group_warps;
   while (most > 0 && !fits(most)) most = std::min<int64_t>(most - 1, S::kMostWarps);
-  if (most == 0) return {"blocks of this GPU have not enough shared memory"};
+  if (most == 0) return kNotEnoughSharedMemory;
   // One wave of blocks, each with as many warps as a multiprocessor has; else as few waves of
   // blocks as there can be, of equal size.
   const int64_t share = ceil_div(sequences * group_warps, device.multiprocessors);

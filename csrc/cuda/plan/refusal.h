@@ -23,6 +23,8 @@ constexpr Refusal refusal_of_older(const Device& device) {
 /// A path says this that has kernels of kCommonMethod alone.
 constexpr Refusal kNotThisMethod{"the method must be zoh"};
 
+constexpr Refusal kNotEnoughSharedMemory{"blocks of this GPU have not enough shared memory"};
+
 /// A path says this that has no kernels for the gradient of the initial state alone.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
 

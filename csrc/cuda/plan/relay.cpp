@@ -59,7 +59,7 @@ RelayGeometry make_geometry(const ScanParams& params, int64_t warps) {
 Refusal fit_warps(const ScanParams& params, const Device& device, int block_bytes, int warp_bytes,
                   RelayGeometry& geometry, LaunchShape& shape) {
   const int room = (device.block_shared_bytes - block_bytes) / warp_bytes;
-  if (room <= 0) return {"blocks of this GPU have not enough shared memory"};
+  if (room <= 0) return kNotEnoughSharedMemory;
   geometry.warps = std::min(geometry.warps, room);
   shape = {geometry.tiles, geometry.warps * kWarpSize, block_bytes + geometry.warps * warp_bytes};
   shape.rows = params.groups;

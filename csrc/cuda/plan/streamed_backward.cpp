@@ -287,7 +287,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   keep_order(plan.map, plan.rows);
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
-  if (geometry.work_items == 0) return {"blocks of this GPU have not enough shared memory"};
+  if (geometry.work_items == 0) return kNotEnoughSharedMemory;
   // Every warp moves the rows of all its channels where it finds out what a segment does.
   if ((geometry.segments > 1 || is_alone(params)) &&
       !plan_rows(params, geometry.warp_channels(), rows_of(params), plan.summary_map,

@@ -277,7 +277,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
     choose_geometry(params, *variant, device, plan);
   }
   const ForwardGeometry& geometry = plan.geometry;
-  if (geometry.warps == 0) return {"blocks of this GPU have not enough shared memory"};
+  if (geometry.warps == 0) return kNotEnoughSharedMemory;
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
                 geometry.warps * kWarpSize, geometry.shared_bytes};
   // With segments there are kernels in between.
