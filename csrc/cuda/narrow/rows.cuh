@@ -157,17 +157,13 @@ class RowMover {
     if (byte >= left) return;
     origin += chunk * kChunk * kSize + byte;
     constexpr int kStride = kWarpSize / kPieces;
-    const auto move_channel = [&](int channel) {
-      move.template operator()<kBytes>(rows + channel * layout_.pitch + byte,
-                                       origin + channel * stride);
-    };
-    const int first = tile_.lane / kPieces;
-    if (tile_.channels == Shape::kChannels) {
 #pragma unroll 8
-      for (int i = 0; i < Shape::kChannels; i += kStride) move_channel(first + i);
-    } else {
-#pragma unroll 1
-      for (int channel = first; channel < tile_.channels; channel += kStride) move_channel(channel);
+    for (int first = 0; first < Shape::kChannels; first += kStride) {
+      const int channel = first + tile_.lane / kPieces;
+      if (channel < tile_.channels) {
+        move.template operator()<kBytes>(rows + channel * layout_.pitch + byte,
+                                         origin + channel * stride);
+      }
     }
   }
 
