@@ -11,8 +11,8 @@
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
 // dB and dC, so that one barrier a chunk suffices; then whole rows of every window, if they are
-// dense, where gradients take the places of u, delta and z. Bound by instructions, about 85 per (channel,
-// step), and by memory nearly as much.
+// dense, where gradients take the places of u, delta and z. Bound by instructions, about 85 per
+// (channel, step), and by memory nearly as much.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -157,14 +157,14 @@ class BackwardTile {
     const int channel =
         kIsDense<Storage> ? 0 : first_channel(slot) * static_cast<int>(args_.strides.channel);
     return {slot, chunk,
-            Window{chunk >= 0 ? tile_.channels - first_channel(slot) : 0,
-                   seqlen_ - chunk * kChunk, lane_},
+            Window{chunk >= 0 ? tile_.channels - first_channel(slot) : 0, seqlen_ - chunk * kChunk,
+                   lane_},
             lane_offset_ + (channel + chunk * kChunk * args_.strides.step)};
   }
   /// The lane's part of a row.
   __device__ char* address(const Sequence& sequence, Row row, const Place& place) const {
-    char* const origin = kIsDense<Storage> ? dense_.origin(dense_rows(place.slot), row)
-                                           : tile_.origin(sequence);
+    char* const origin =
+        kIsDense<Storage> ? dense_.origin(dense_rows(place.slot), row) : tile_.origin(sequence);
     return origin + place.offset;
   }
   __device__ char* dense_rows(int slot) const {

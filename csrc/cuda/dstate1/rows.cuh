@@ -4,8 +4,9 @@
 // A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
 // lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, or two
 // of 4 steps in fp32. Short rows of 2-byte types that are aligned to 8 bytes come to shared memory
-// as a whole, for accesses to a part of a sector are what memory is slowest at. Other layouts are read element by element, along steps or
-// along channels, whichever lie closer, and change hands through a tile in shared memory.
+// as a whole, for accesses to a part of a sector are what memory is slowest at. Other layouts are
+// read element by element, along steps or along channels, whichever lie closer, and change hands
+// through a tile in shared memory.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>

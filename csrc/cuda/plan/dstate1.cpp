@@ -92,8 +92,8 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
   const int most_channels = plan.rows == Rows::kDense ? kMinBackwardTile / 2 : kMinBackwardTile;
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
-  plan.slots = static_cast<int>(std::min<int64_t>(
-      ceil_div(windows, plan.warps), most_channels / (plan.warps * kWindowChannels)));
+  plan.slots = static_cast<int>(std::min<int64_t>(ceil_div(windows, plan.warps),
+                                                  most_channels / (plan.warps * kWindowChannels)));
   const int tile_windows = plan.warps * plan.slots;
   if (const Refusal refusal = refuse_arrays(params, tile_windows * kWindowChannels)) return refusal;
   plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
