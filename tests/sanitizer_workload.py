@@ -88,6 +88,10 @@ def special_cases():
         yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))
         for base in segments.KINDS.values():
             yield base.with_(dtype=dtype)
+    # Dense rows of one state, in both directions of time.
+    yield from (
+        dstate1.BASE.with_(dtype=torch.bfloat16, seqlen=196, reverse=r) for r in (False, True)
+    )
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
     yield from (*float16.STREAMED.values(), float16.PACKED)

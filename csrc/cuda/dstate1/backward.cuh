@@ -64,9 +64,8 @@ class BackwardTile {
   };
 
  public:
-  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
-                          BackwardWarpShared& shared, WindowRecord* records, WarpSums* sums,
-                          char* rows)
+  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile, WarpShared& shared,
+                          WindowRecord* records, WarpSums* sums, char* rows)
       : args_(args),
         params_(args.params),
         tile_(tile),
@@ -353,7 +352,7 @@ class BackwardTile {
   const BackwardArgs& args_;
   const BackwardParams& params_;
   const ChannelTile& tile_;
-  BackwardWarpShared& shared_;
+  WarpShared& shared_;
   WindowRecord* records_;
   WarpSums* sums_;
   DenseWindow dense_;
@@ -374,7 +373,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
   const int warp = threadIdx.x / kWarpSize;
   auto* records = reinterpret_cast<WindowRecord*>(memory);
   auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots);
-  auto* shared = reinterpret_cast<BackwardWarpShared*>(sums + 2 * args.warps);
+  auto* shared = reinterpret_cast<WarpShared*>(sums + 2 * args.warps);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
   char* const rows = reinterpret_cast<char*>(shared + args.warps) +
                      warp * args.slots * args.inputs() * dense.bytes();

@@ -14,12 +14,6 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-struct ForwardShared {
-  float tile[kTileSize];
-  float B[kChunk];
-  float C[kChunk];
-};
-
 /// The inputs of a chunk on their way.
 template <class Storage>
 struct ForwardChunk {
@@ -28,7 +22,7 @@ struct ForwardChunk {
 
 template <class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             ForwardShared& shared, char* rows) {
+                                             WarpShared& shared, char* rows) {
   using Access = RowAccess<Storage>;
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
@@ -167,7 +161,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 template <class Storage>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  __shared__ __align__(16) ForwardShared shared[kForwardWarps];
+  __shared__ __align__(16) WarpShared shared[kForwardWarps];
   extern __shared__ __align__(16) char memory[];  // dense rows
   const int warp = threadIdx.x / kWarpSize;
   const int index = static_cast<int>(blockIdx.x) * kForwardWarps + warp;

@@ -38,15 +38,16 @@ struct WindowRecord {
 /// Sums of dB and dC over a warp's channels, (step, dB|dC).
 using WarpSums = float[2 * kChunk];
 
-struct BackwardWarpShared {
+/// What every warp has in shared memory, in either pass.
+struct WarpShared {
   float tile[kTileSize];
   float B[kChunk];
   float C[kChunk];
 };
 
 constexpr int backward_shared_bytes(int warps, int slots) {
-  return warps * static_cast<int>(sizeof(BackwardWarpShared) + 2 * sizeof(WarpSums) +
-                                  slots * sizeof(WindowRecord));
+  return warps *
+         static_cast<int>(sizeof(WarpShared) + 2 * sizeof(WarpSums) + slots * sizeof(WindowRecord));
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -60,9 +60,19 @@ Rows find_rows(const Params& params) {
   return can_be_dense && are_dense(params, rows) ? Rows::kDense : Rows::kScattered;
 }
 
-/// Bytes of a window's dense rows of one array.
-int window_bytes(const ScanParams& params) {
-  return kWindowChannels * static_cast<int>(params.seqlen * element_size(params.u.dtype));
+/// Gives a block the shared memory for that many windows with so many arrays of dense rows, or has
+/// it do without, beside the bytes that it has in any case.
+template <class Plan>
+void make_room_for_dense_rows(const ScanParams& params, const Device& device, int windows,
+                              int arrays, int other_bytes, Plan& plan) {
+  if (plan.rows != Rows::kDense) return;
+  const int64_t row = params.seqlen * element_size(params.u.dtype);
+  const int bytes = windows * arrays * kWindowChannels * static_cast<int>(row);
+  if (bytes + other_bytes <= device.block_shared_bytes) {
+    plan.shape.shared_bytes += bytes;
+  } else {
+    plan.rows = Rows::kScattered;
+  }
 }
 
 }  // namespace
@@ -75,11 +85,9 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, kWindowChannels));
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
   plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
-  if (plan.rows == Rows::kDense) {
-    const int inputs = params.z.present() ? 3 : 2;
-    plan.shape.shared_bytes = kForwardWarps * inputs * window_bytes(params);
-    if (plan.shape.shared_bytes > device.block_shared_bytes) return kNotEnoughSharedMemory;
-  }
+  constexpr int kOwnBytes = kForwardWarps * static_cast<int>(sizeof(WarpShared));
+  make_room_for_dense_rows(params, device, kForwardWarps, params.z.present() ? 3 : 2, kOwnBytes,
+                           plan);
   return {};
 }
 
@@ -100,11 +108,8 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
   plan.shape = {plan.work_items, plan.warps * kWarpSize,
                 backward_shared_bytes(plan.warps, plan.slots)};
-  if (plan.rows == Rows::kDense) {
-    const int inputs = params.z.present() ? 4 : 3;
-    plan.shape.shared_bytes += tile_windows * inputs * window_bytes(params);
-    if (plan.shape.shared_bytes > device.block_shared_bytes) return kNotEnoughSharedMemory;
-  }
+  make_room_for_dense_rows(params, device, tile_windows, params.z.present() ? 4 : 3,
+                           plan.shape.shared_bytes, plan);
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
       true, params.batch * params.groups * plan.tiles * params.seqlen * 2, sizeof(float));
