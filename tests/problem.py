@@ -338,7 +338,7 @@ def plain_solutions(solve, tensors: dict, is_double: bool = False) -> list:
     accurate by chance; several show how well conditioned the problem is.
     """
     dtype = torch.float64 if is_double else torch.float32
-    return [solve(moved(tensors, dtype, nudge)) for nudge in range(4)]
+    return [solve(moved(tensors, dtype, nudge)) for nudge in range(12)]
 
 
 @functools.lru_cache(maxsize=16)
