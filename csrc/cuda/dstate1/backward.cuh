@@ -52,8 +52,7 @@ class BackwardTile {
   /// The next window is read while one is scanned, where registers suffice.
   static constexpr bool kFetchesAhead =
       !kIsDense<Storage> && kHasVectors<Storage> && sizeof(typename Access::Raw) <= 16;
-  /// Of dense rows of a window, in shared memory.
-  enum Row { kU, kDelta, kDout, kZ };
+  using Row = BackwardRows::Number;
 
   /// A window of a chunk.
   struct Place {
@@ -167,7 +166,7 @@ class BackwardTile {
     return origin + place.offset;
   }
   __device__ char* dense_rows(int slot) const {
-    return rows_ + slot * args_.inputs() * dense_.bytes();
+    return rows_ + slot * BackwardRows::count(args_.z.present()) * dense_.bytes();
   }
   __device__ int64_t window_offset(int slot) const {
     return (tile_.first_channel + first_channel(slot)) * args_.strides.channel;
@@ -177,19 +176,19 @@ class BackwardTile {
       if (!sequence.present()) return;
       dense_.fetch(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
     };
-    fetch(args_.u, kU);
-    fetch(args_.delta, kDelta);
-    fetch(args_.dout, kDout);
-    fetch(args_.z, kZ);
+    fetch(args_.u, Row::kU);
+    fetch(args_.delta, Row::kDelta);
+    fetch(args_.dout, Row::kDout);
+    fetch(args_.z, Row::kZ);
   }
   __device__ void store_dense(int slot) const {
     const auto store = [&](const Sequence& sequence, Row row) {
       if (!sequence.present()) return;
       dense_.store(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
     };
-    store(args_.du, kU);
-    store(args_.ddelta, kDelta);
-    store(args_.dz, kZ);
+    store(args_.du, Row::kU);
+    store(args_.ddelta, Row::kDelta);
+    store(args_.dz, Row::kZ);
   }
 
   __device__ void begin(int slot) {
@@ -213,10 +212,10 @@ class BackwardTile {
       return Access::fetch(args_.strides, address(sequence, row, place), place.window);
     };
     BackwardWindow<Storage> raw{};
-    raw.u = fetch_rows(args_.u, kU);
-    raw.delta = fetch_rows(args_.delta, kDelta);
-    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout, kDout);
-    if (args_.z.present()) raw.z = fetch_rows(args_.z, kZ);
+    raw.u = fetch_rows(args_.u, Row::kU);
+    raw.delta = fetch_rows(args_.delta, Row::kDelta);
+    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout, Row::kDout);
+    if (args_.z.present()) raw.z = fetch_rows(args_.z, Row::kZ);
     return raw;
   }
   /// The state before a window of another chunk than the first.
@@ -284,7 +283,7 @@ class BackwardTile {
         dy[i] = dout * (z[i] * s);
         z[i] = dout * y * silu_derivative(z[i], s);
       }
-      store(args_.dz, kZ, z);
+      store(args_.dz, Row::kZ, z);
     }
 
     StepMap back = StepMap::identity();
@@ -309,8 +308,8 @@ class BackwardTile {
       delta[i] = update.ddelta * slope[i];
       ddelta_bias += delta[i];
     }
-    store(args_.du, kU, u);
-    store(args_.ddelta, kDelta, delta);
+    store(args_.du, Row::kU, u);
+    store(args_.ddelta, Row::kDelta, delta);
     sums.dA += dA;
     sums.dD += dD;
     sums.ddelta_bias += ddelta_bias;
@@ -376,7 +375,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
   auto* shared = reinterpret_cast<WarpShared*>(sums + 2 * args.warps);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
   char* const rows = reinterpret_cast<char*>(shared + args.warps) +
-                     warp * args.slots * args.inputs() * dense.bytes();
+                     warp * args.slots * BackwardRows::count(args.z.present()) * dense.bytes();
   const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.tile_channels());
   BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots, sums, rows).run();
 }

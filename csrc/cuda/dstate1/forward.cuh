@@ -37,9 +37,9 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     return tile.origin(sequence) + tile.first_channel * strides.channel;
   };
   if constexpr (kIsDense<Storage>) {
-    dense.fetch(rows, 0, origin(args.u), lane);
-    dense.fetch(rows, 1, origin(args.delta), lane);
-    if (has_gate) dense.fetch(rows, 2, origin(args.z), lane);
+    dense.fetch(rows, ForwardRows::kU, origin(args.u), lane);
+    dense.fetch(rows, ForwardRows::kDelta, origin(args.delta), lane);
+    if (has_gate) dense.fetch(rows, ForwardRows::kZ, origin(args.z), lane);
   }
 
   const bool exists = lane / kChannelLanes < tile.channels;
@@ -61,14 +61,14 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   Projection<Storage> C(params.C, tile, lane, kChunk);
   uint32_t next_B = B.fetch(lane < seqlen);
   uint32_t next_C = C.fetch(lane < seqlen);
-  const auto lane_rows = [&](const Sequence& sequence, int number) {
+  const auto lane_row = [&](const Sequence& sequence, ForwardRows::Number number) {
     char* const first = kIsDense<Storage> ? dense.origin(rows, number) : origin(sequence);
     return first + Access::lane_offset(strides, lane);
   };
-  const char* u = lane_rows(args.u, 0);
-  const char* delta = lane_rows(args.delta, 1);
-  const char* z = lane_rows(args.z, 2);
-  char* out = lane_rows(args.out, 0);
+  const char* u = lane_row(args.u, ForwardRows::kU);
+  const char* delta = lane_row(args.delta, ForwardRows::kDelta);
+  const char* z = lane_row(args.z, ForwardRows::kZ);
+  char* out = lane_row(args.out, ForwardRows::kU);
 
   const auto fetch = [&](int first_step) {
     ForwardChunk<Storage> chunk{};
@@ -149,7 +149,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   }
   if constexpr (kIsDense<Storage>) {
     __syncwarp();
-    if (has_output) dense.store(rows, 0, origin(args.out), lane);
+    if (has_output) dense.store(rows, ForwardRows::kU, origin(args.out), lane);
   }
   if (exists && lane % kChannelLanes == 0 && params.last_state.present()) {
     store_component(params.last_state,
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
   if (index >= args.work_items) return;
   const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
-  char* const rows = memory + warp * args.inputs() * dense.bytes();
+  char* const rows = memory + warp * ForwardRows::count(args.z.present()) * dense.bytes();
   forward_tile<Storage>(args, tile, shared[warp], rows);
 }
 

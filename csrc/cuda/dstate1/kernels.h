@@ -14,7 +14,7 @@ namespace selective_scan::cuda::dstate1 {
 template <class Element, int kSteps>
 struct Vectors {};  // so many steps side by side, aligned to 16 bytes; B and C have the same type
 template <class Element>
-struct DenseRows {};  // whole rows one behind the other, in vectors of 4 steps; likewise
+struct DenseRows {};  // whole rows one behind the other, aligned to 4 steps; B and C likewise
 template <int kBytes>
 struct Scattered {};  // any strides, of elements of that size
 
@@ -40,9 +40,6 @@ struct ForwardArgs {
   Sequence u, delta, z, out;
   int windows;     // of a group's channels
   int work_items;  // batch · groups · windows
-
-  /// u, delta and, if there is one, z.
-  SELECTIVE_SCAN_HD int inputs() const { return z.present() ? 3 : 2; }
 };
 
 struct BackwardArgs {
@@ -56,8 +53,6 @@ struct BackwardArgs {
   BackwardWorkspace workspace;
 
   SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
-  /// u, delta, dout and, if there is one, z.
-  SELECTIVE_SCAN_HD int inputs() const { return z.present() ? 4 : 3; }
 };
 
 template <class Storage>

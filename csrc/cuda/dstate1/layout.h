@@ -45,6 +45,18 @@ struct WarpShared {
   float C[kChunk];
 };
 
+/// Dense rows of a window lie in this order in shared memory. Where there is no z it has no room.
+struct ForwardRows {
+  enum Number { kU, kDelta, kZ, kAll };
+
+  static SELECTIVE_SCAN_HD int count(bool has_z) { return has_z ? kAll : kZ; }
+};
+struct BackwardRows {
+  enum Number { kU, kDelta, kDout, kZ, kAll };
+
+  static SELECTIVE_SCAN_HD int count(bool has_z) { return has_z ? kAll : kZ; }
+};
+
 constexpr int backward_shared_bytes(int warps, int slots) {
   return warps *
          static_cast<int>(sizeof(WarpShared) + 2 * sizeof(WarpSums) + slots * sizeof(WindowRecord));

@@ -120,7 +120,7 @@ struct RowAccess<Vectors<Element, kSteps>> {
   }
 };
 
-/// In shared memory.
+/// Lanes find dense rows in shared memory, as DenseWindow puts them there.
 template <class Element>
 struct RowAccess<DenseRows<Element>> : RowAccess<Vectors<Element, 4>> {};
 

@@ -86,8 +86,8 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
   plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
   constexpr int kOwnBytes = kForwardWarps * static_cast<int>(sizeof(WarpShared));
-  make_room_for_dense_rows(params, device, kForwardWarps, params.z.present() ? 3 : 2, kOwnBytes,
-                           plan);
+  make_room_for_dense_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
+                           kOwnBytes, plan);
   return {};
 }
 
@@ -108,7 +108,7 @@ Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPl
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
   plan.shape = {plan.work_items, plan.warps * kWarpSize,
                 backward_shared_bytes(plan.warps, plan.slots)};
-  make_room_for_dense_rows(params, device, tile_windows, params.z.present() ? 4 : 3,
+  make_room_for_dense_rows(params, device, tile_windows, BackwardRows::count(params.z.present()),
                            plan.shape.shared_bytes, plan);
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
