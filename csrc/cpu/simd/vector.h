@@ -417,6 +417,8 @@ template <>
 constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
 template <class Element>
 constexpr bool kLoadsParts<Vec<float, Avx512>, Element> = sizeof(Element) <= 4;
+template <class Element>
+constexpr bool kLoadsParts<Vec<float, Avx2>, Element> = sizeof(Element) == 4;
 
 template <class R>
 SELECTIVE_SCAN_HD R widen_halves(native_t<uint16_t, R::kWidth> halves) {
@@ -426,11 +428,18 @@ SELECTIVE_SCAN_HD R widen_halves(native_t<uint16_t, R::kWidth> halves) {
 /// Loads elements as they lie in memory, and zeros behind the first `count` of them.
 template <class R, class Element>
 SELECTIVE_SCAN_HD auto load_native_part(const Element* source, int64_t count) {
-  const auto mask = static_cast<__mmask16>((1u << count) - 1);
-  if constexpr (sizeof(Element) == 4) {
-    return typename R::Native(_mm512_maskz_loadu_ps(mask, source));
+  if constexpr (R::kBytes == 32) {
+    static constexpr int32_t kLanes[2 * R::kWidth] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    const int32_t* const mask = kLanes + R::kWidth - count;
+    return typename R::Native(
+        _mm256_maskload_ps(source, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask))));
   } else {
-    return bit_cast<native_t<uint16_t, R::kWidth>>(_mm256_maskz_loadu_epi16(mask, source));
+    const auto mask = static_cast<__mmask16>((1u << count) - 1);
+    if constexpr (sizeof(Element) == 4) {
+      return typename R::Native(_mm512_maskz_loadu_ps(mask, source));
+    } else {
+      return bit_cast<native_t<uint16_t, R::kWidth>>(_mm256_maskz_loadu_epi16(mask, source));
+    }
   }
 }
 #endif
