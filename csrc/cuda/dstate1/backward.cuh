@@ -11,7 +11,7 @@
 // Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
 // every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
 // dB and dC, so that one barrier a chunk suffices; then whole rows of every window, if they are
-// dense, where gradients take the places of u, delta and z. Bound by instructions, about 85 per
+// dense, where gradients take the places of u, delta and z. Bound by instructions, about 100 per
 // (channel, step), and by memory nearly as much.
 #pragma once
 
@@ -171,24 +171,25 @@ class BackwardTile {
   __device__ int64_t window_offset(int slot) const {
     return (tile_.first_channel + first_channel(slot)) * args_.strides.channel;
   }
+  /// Calls move(rows, row, address, lane) for the window's rows of an array, if it is there.
+  template <class Move>
+  __device__ __forceinline__ void move_rows(int slot, const Sequence& sequence, Row row,
+                                            const Move& move) const {
+    if (!sequence.present()) return;
+    move(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
+  }
   __device__ void fetch_dense(int slot) const {
-    const auto fetch = [&](const Sequence& sequence, Row row) {
-      if (!sequence.present()) return;
-      dense_.fetch(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
-    };
-    fetch(args_.u, Row::kU);
-    fetch(args_.delta, Row::kDelta);
-    fetch(args_.dout, Row::kDout);
-    fetch(args_.z, Row::kZ);
+    const auto fetch = [&](auto... rows) { dense_.fetch(rows...); };
+    move_rows(slot, args_.u, Row::kU, fetch);
+    move_rows(slot, args_.delta, Row::kDelta, fetch);
+    move_rows(slot, args_.dout, Row::kDout, fetch);
+    move_rows(slot, args_.z, Row::kZ, fetch);
   }
   __device__ void store_dense(int slot) const {
-    const auto store = [&](const Sequence& sequence, Row row) {
-      if (!sequence.present()) return;
-      dense_.store(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
-    };
-    store(args_.du, Row::kU);
-    store(args_.ddelta, Row::kDelta);
-    store(args_.dz, Row::kZ);
+    const auto store = [&](auto... rows) { dense_.store(rows...); };
+    move_rows(slot, args_.du, Row::kU, store);
+    move_rows(slot, args_.ddelta, Row::kDelta, store);
+    move_rows(slot, args_.dz, Row::kZ, store);
   }
 
   __device__ void begin(int slot) {
