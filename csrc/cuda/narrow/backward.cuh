@@ -13,7 +13,7 @@
 // own channel's. du, ddelta and dz take the places of u, delta and z. Rows that are not aligned
 // come all at once.
 //
-// Bound by instructions, about 90 for a (channel, step) of one state, and by memory.
+// Bound by instructions, about 100 for a (channel, step) of one state, and by memory.
 #pragma once
 
 #include "../kit/shuffle.cuh"
