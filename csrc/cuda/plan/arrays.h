@@ -71,7 +71,7 @@ inline bool has_channel_vectors(const ScanParams& params, const ArrayView& view,
 template <class Rows>
 bool are_dense(const ScanParams& params, const Rows& rows) {
   const int64_t size = element_size(params.u.dtype);
-  return !params.packed.present() && size == 2 && params.dim / params.groups % 8 == 0 &&
+  return size == 2 && params.dim / params.groups % 8 == 0 &&
          all_of(rows, [&](const ArrayView& view) {
            const int64_t lowest = view.step < 0 ? (params.seqlen - 1) * size : 0;
            return std::abs(view.step) == 1 && view.channel == params.seqlen &&
