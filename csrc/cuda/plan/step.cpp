@@ -33,6 +33,11 @@ struct Arena {
   }
 };
 
+RowPairs row_pairs(int64_t count) {
+  constexpr uint32_t kMost = 0xffffffff;
+  return {static_cast<int>(count), kMost / static_cast<uint32_t>(count) + 1};
+}
+
 }  // namespace
 
 Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan) {
@@ -40,12 +45,16 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   const int64_t size = element_size(params.weight_dtype), rows = params.rows();
   const int64_t dim = params.dim, inner = params.inner, projections = params.projections();
   const int64_t blocks = std::max<int64_t>(
-      1, std::min({int64_t{device.multiprocessors}, inner / kFewestChannels, dim}));
+      1, std::min({int64_t{device.multiprocessors}, inner / kFewestChannels, dim / kChannelUnit}));
   const int64_t channels = ceil_div(inner / kChannelUnit, blocks) * kChannelUnit;
+  const int64_t outputs = ceil_div(dim / kChannelUnit, blocks) * kChannelUnit;
   plan.blocks = static_cast<int>(blocks);
   plan.padded_rows = rows > 8 ? 16 : 8;
   plan.inverse_dim = 1 / static_cast<float>(dim);
   plan.eps = static_cast<float>(params.eps);
+  const int64_t values_of_word = size == 2 ? 2 : 1;
+  plan.stream_pairs = row_pairs(dim / values_of_word / 2);
+  plan.inner_pairs = row_pairs(inner / values_of_word / 2);
 
   const int64_t reals = plan.padded_rows * static_cast<int64_t>(sizeof(float));
   Arena bytes{128};
@@ -54,18 +63,22 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   shared.barriers = take(2 * kMostStages * sizeof(BarrierState));
   shared.input_barriers = take(2 * kInputBuffers * sizeof(BarrierState));
   shared.sums = take(2 * kProductWarps * kTileRows * reals);
-  shared.squares = take(rows * kComputeThreads * static_cast<int64_t>(sizeof(float)));
   shared.norm_scale = take(reals);
   shared.in = take(channels * reals);
   shared.gates = take(channels * reals);
   shared.x = take(channels * reals);
   shared.y = take(channels * reals);
   shared.projections = take(projections * reals);
-  shared.residual = take(ceil_div(dim, blocks) * reals);
+  // Squares come and go while there is nothing in these.
+  shared.squares = shared.in;
+  const int64_t squares = rows * plan.stream_pairs.count * static_cast<int64_t>(sizeof(float));
+  bytes.take(std::max<int64_t>(0, shared.squares + squares - bytes.taken));
+  shared.residual = take(outputs * reals);
   shared.scale = take(4 * reals);
   const int64_t inputs = kFirstTap + params.width + params.batch * (params.width - 1);
   plan.channel_inputs = static_cast<int>(inputs);
-  shared.inputs = take(kInputBuffers * inputs * channels * static_cast<int64_t>(sizeof(float)));
+  shared.inputs = take(kInputBuffers * (inputs * channels + kOutputInputs * outputs) *
+                       static_cast<int64_t>(sizeof(float)));
   shared.dt_proj = take(channels * params.rank * size);
 
   plan.activation_pitch = static_cast<int>(std::max(dim, inner) + 16 / size);
@@ -77,11 +90,10 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   }
   shared.stages = take(int64_t{plan.stages} * kStageBytes);
 
-  const int64_t values_of_word = size == 2 ? 2 : 1;
   Arena words{16};
   ExchangeLayout& exchange = plan.exchange;
   words.take(1);  // ExchangeLayout::kEpoch
-  exchange.residual = words.take(rows * dim);
+  exchange.stream = words.take(rows * dim / values_of_word);
   exchange.x = words.take(rows * inner / values_of_word);
   exchange.projections = words.take(projections * plan.padded_rows);
   exchange.y = words.take(rows * inner / values_of_word);

@@ -8,8 +8,8 @@
 namespace selective_scan::cuda::step {
 
 /// Exchanges of a layer, in their order. What goes into the first layer is exchanged as the
-/// residual of one before it.
-enum Exchange : uint32_t { kX = 1, kProjections, kY, kResidual };
+/// stream of one before it.
+enum Exchange : uint32_t { kX = 1, kProjections, kY, kStream };
 constexpr uint32_t kExchanges = 4;
 
 /// What a row of the stream is multiplied with before it is rounded to W, a power of two about as
@@ -33,7 +33,7 @@ struct Block {
   int rows;
   WeightRing ring;
   uint32_t inverse_channels;  // 2^32 over their number, rounded up
-  uint32_t epoch;             // of the last exchange of the residual
+  uint32_t epoch;             // of the last exchange of the stream
   bool is_odd_tile = false;
 
   __device__ __forceinline__ Block(const BlockMatrices<W>& matrices, const WeightRing& ring)
@@ -47,13 +47,13 @@ struct Block {
         rows(static_cast<int>(params.rows())),
         ring(ring),
         inverse_channels(0xffffffff / channels.count + 1),
-        epoch(static_cast<uint32_t>(read_word(words(ExchangeLayout::kEpoch)))) {}
+        epoch(value_of(*words(ExchangeLayout::kEpoch))) {}
 
   __device__ __forceinline__ Word* words(int64_t offset) const {
     return static_cast<Word*>(args.workspace) + offset;
   }
 
-  __device__ __forceinline__ ChannelInputs inputs() const { return {args, channels}; }
+  __device__ __forceinline__ BlockInputs inputs() const { return BlockInputs(matrices); }
 
   // SharedLayout tells what they are.
   template <class T>
@@ -70,9 +70,7 @@ struct Block {
     return shared<float>(plan.shared.projections);
   }
   __device__ __forceinline__ float* residual() const { return shared<float>(plan.shared.residual); }
-  __device__ __forceinline__ float* squares(int row) const {
-    return shared<float>(plan.shared.squares) + row * kComputeThreads;
-  }
+  __device__ __forceinline__ float* squares() const { return shared<float>(plan.shared.squares); }
   __device__ __forceinline__ float& norm_scale(int row) const {
     return shared<float>(plan.shared.norm_scale)[row];
   }

@@ -224,10 +224,10 @@ __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer
   ItemStates next = fetch_states(own, layer, 0, 0);
   StepPole poles[kLaneStates];
   find_poles(own, next, poles);
-  receive<kRows>(own.words(own.exchange.projections), static_cast<int>(own.params.projections()),
-                 own.rows, own.epoch + kProjections, [&](int index, uint32_t value) {
-                   own.projections()[index] = bit_cast<float>(value);
-                 });
+  receive_columns<kRows>(
+      own.words(own.exchange.projections), static_cast<int>(own.params.projections()), own.rows,
+      own.epoch + kProjections,
+      [&](int index, Word word) { own.projections()[index] = bit_cast<float>(value_of(word)); });
   __pipeline_wait_prior(0);
   meet();
   const int items = own.channels.count * static_cast<int>(own.params.batch);

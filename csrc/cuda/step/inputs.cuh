@@ -1,8 +1,8 @@
 // What a block's own channels are given in a layer besides weights of products and states: biases,
-// D, the taps of the convolution and the steps that it keeps.
+// D, the taps of the convolution and the steps that it keeps; and what its rows of out_proj are.
 //
 // One warp fetches them, a layer ahead of those that compute, converts them to float and puts them
-// into one of two buffers in shared memory: [number][channel], numbers as ChannelInput tells.
+// into one of two buffers in shared memory: [ChannelInput][channel], then [OutputInput][output].
 // Threads that compute would wait for each of them, since nothing else is left to do in between.
 #pragma once
 
@@ -23,6 +23,23 @@ struct Source {
   }
 };
 
+/// The norm in front of a layer, and behind the last one.
+struct Norm {
+  const void* weight;  // null: none, the stream is multiplied as it is
+  DType dtype;
+};
+__device__ __forceinline__ Norm norm_of(const StepArgs& args, int layer) {
+  const StepParams& params = args.params;
+  if (layer == params.layers) return {params.final_norm, params.final_norm_dtype};
+  return {args.layers[layer].norm, params.norm_dtype};
+}
+
+/// Whether there is one. All layers are alike, and an address that is known takes less time.
+__device__ __forceinline__ bool has_norm(const StepArgs& args, int layer) {
+  const bool is_last = layer == args.params.layers;
+  return (is_last ? args.params.final_norm : args.layers[0].norm) != nullptr;
+}
+
 /// Where a number of a channel's inputs comes from.
 __device__ __forceinline__ Source source_of(const StepParams& params, const StepLayer& layer,
                                             int number, int64_t channel) {
@@ -40,10 +57,11 @@ __device__ __forceinline__ Source source_of(const StepParams& params, const Step
           slot * view.batch + channel * view.channel + step * view.step};
 }
 
-class ChannelInputs {
+class BlockInputs {
  public:
-  __device__ __forceinline__ ChannelInputs(const StepArgs& args, Share channels)
-      : args_(args), channels_(channels) {}
+  template <class W>
+  __device__ __forceinline__ explicit BlockInputs(const BlockMatrices<W>& matrices)
+      : args_(matrices.args), channels_(matrices.channels), outputs_(matrices.outputs) {}
 
   /// One thread calls this, before the block's threads meet.
   __device__ __forceinline__ void initialize() const {
@@ -54,10 +72,14 @@ class ChannelInputs {
     SharedBarrier::publish();
   }
 
-  /// The inputs of a layer, by threads that compute. They are released in the layers' order.
+  /// Those of channels in a layer, by threads that compute. They are released in the layers' order.
   __device__ __forceinline__ const float* acquire(int layer) const {
     full(layer % kInputBuffers).wait(layer / kInputBuffers % 2);
     return buffer(layer);
+  }
+  /// Those of outputs, likewise.
+  __device__ __forceinline__ const float* acquire_outputs(int layer) const {
+    return acquire(layer) + channel_numbers();
   }
   __device__ __forceinline__ void release(int layer) const {
     empty(layer % kInputBuffers).signal();
@@ -69,7 +91,7 @@ class ChannelInputs {
     const int lane = threadIdx.x % kWarpSize;
     empty(layer % kInputBuffers).wait(layer / kInputBuffers % 2 ^ 1);
     float* const target = buffer(layer);
-    const int count = buffer_size();
+    const int count = numbers();
 #pragma unroll 1
     for (int first = lane; first < count; first += kBatch * kWarpSize) {
       RawElement raw[kBatch];
@@ -78,8 +100,7 @@ class ChannelInputs {
       for (int i = 0; i < kBatch; ++i) {
         const int at = first + i * kWarpSize;
         if (at >= count) break;
-        const Source source = source_of(args_.params, args_.layers[layer], at / channels_.count,
-                                        channels_.first + at % channels_.count);
+        const Source source = source_at(layer, at);
         raw[i] = source.fetch();
         dtypes[i] = source.dtype;
       }
@@ -93,12 +114,27 @@ class ChannelInputs {
   }
 
  private:
-  __device__ __forceinline__ int buffer_size() const {
+  __device__ __forceinline__ int channel_numbers() const {
     return args_.plan.channel_inputs * channels_.count;
+  }
+  __device__ __forceinline__ int numbers() const {
+    return channel_numbers() + kOutputInputs * outputs_.count;
+  }
+  __device__ __forceinline__ Source source_at(int layer, int at) const {
+    const StepParams& params = args_.params;
+    const StepLayer& own = args_.layers[layer];
+    if (at < channel_numbers()) {
+      return source_of(params, own, at / channels_.count, channels_.first + at % channels_.count);
+    }
+    const int number = (at - channel_numbers()) / outputs_.count;
+    const int output = outputs_.first + (at - channel_numbers()) % outputs_.count;
+    if (number == kOutBias) return {own.out_bias, params.out_bias_dtype, output};
+    const Norm norm = norm_of(args_, layer + 1);
+    return {norm.weight, norm.dtype, output};
   }
   __device__ __forceinline__ float* buffer(int layer) const {
     return reinterpret_cast<float*>(shared_memory() + args_.plan.shared.inputs) +
-           layer % kInputBuffers * buffer_size();
+           layer % kInputBuffers * numbers();
   }
   __device__ __forceinline__ SharedBarrier full(int buffer) const {
     return SharedBarrier(shared_address(shared_memory() + args_.plan.shared.input_barriers) +
@@ -110,6 +146,7 @@ class ChannelInputs {
 
   const StepArgs& args_;
   Share channels_;
+  Share outputs_;
 };
 
 /// Asks for what threads that compute are going to read of a layer by themselves.
@@ -135,7 +172,7 @@ __device__ __forceinline__ void prefetch_states(const StepArgs& args, Share chan
 
 /// What the warp that fetches inputs does.
 __device__ __forceinline__ void fetch_inputs(const StepArgs& args, Share channels,
-                                             const ChannelInputs& inputs) {
+                                             const BlockInputs& inputs) {
 #pragma unroll 1
   for (int layer = 0; layer < static_cast<int>(args.params.layers); ++layer) {
     prefetch_states(args, channels, layer);

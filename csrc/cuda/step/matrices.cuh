@@ -58,7 +58,7 @@ struct BlockMatrices {
       : args(args),
         channels(channels_of(args.params.inner, block, args.plan.blocks)),
         projections(share_of(args.params.projections(), block, args.plan.blocks)),
-        outputs(share_of(args.params.dim, block, args.plan.blocks)),
+        outputs(channels_of(args.params.dim, block, args.plan.blocks)),
         words(share_of(args.params.vocabulary, block, args.plan.blocks)) {}
 
   __device__ __forceinline__ MatrixRows of(Product product, int layer) const {

@@ -32,8 +32,8 @@ constexpr int kRowPitch = kRowBytes + 16;
 constexpr int kStageBytes = kTileRows * kRowPitch;
 constexpr int kMostStages = 8;
 
-/// Channels are given to blocks by so many: two-byte weights of dt_proj are then copied in whole
-/// words, and pairs of channels are one block's.
+/// Channels, of the inside and of the stream, are given to blocks by so many: two-byte weights of
+/// dt_proj are then copied in whole words, and what is a word of an exchange is one block's.
 constexpr int kChannelUnit = 4;
 /// Products of two-byte matrices take so many columns at a time: dim and inner must be multiples.
 constexpr int kColumnUnit = 16;
@@ -41,7 +41,9 @@ constexpr int kColumnUnit = 16;
 /// Numbers that a channel is given, besides its states: these, the taps of its convolution, and for
 /// every batch entry the steps that the convolution keeps.
 enum ChannelInput { kConvBias, kXBias, kZBias, kDtBias, kD, kFirstTap };
-/// They are there for so many layers at a time.
+/// Numbers that an output is given: a bias, and the weight of the norm that it goes through next.
+enum OutputInput { kOutBias, kNextNorm, kOutputInputs };
+/// Inputs are there for so many layers at a time.
 constexpr int kInputBuffers = 2;
 
 /// Consecutive rows, or channels.
@@ -53,8 +55,8 @@ SELECTIVE_SCAN_HD Share share_of(int64_t total, int block, int blocks) {
   const int64_t first = total * block / blocks;
   return {static_cast<int>(first), static_cast<int>(total * (block + 1) / blocks - first)};
 }
-SELECTIVE_SCAN_HD Share channels_of(int64_t inner, int block, int blocks) {
-  const Share units = share_of(inner / kChannelUnit, block, blocks);
+SELECTIVE_SCAN_HD Share channels_of(int64_t total, int block, int blocks) {
+  const Share units = share_of(total / kChannelUnit, block, blocks);
   return {units.first * kChannelUnit, units.count * kChannelUnit};
 }
 
@@ -65,7 +67,7 @@ struct SharedLayout {
   int stages;          // of the ring
   int activations;     // [row][column], what a product multiplies with
   int sums;            // of warps, for two tiles
-  int squares;         // [row][thread], sums of them
+  int squares;         // [row][word], sums of them that have come with the stream
   int norm_scale;      // of every row, what its sums are multiplied with
   int in;              // x of own channels, in front of the convolution
   int x;               // of own channels, behind the convolution
@@ -74,7 +76,7 @@ struct SharedLayout {
   int projections;     // dt, B and C of all rows
   int residual;        // of own channels of the stream
   int scale;           // of every row, see Scale
-  int inputs;          // two of [number][channel], what own channels are given: see ChannelInput
+  int inputs;          // two of what own channels and outputs are given: see BlockInputs
   int dt_proj;         // own rows of it
 };
 
@@ -83,11 +85,18 @@ struct ExchangeLayout {
   /// One word, how many exchanges there have been. It lies at the same place in any call's layout,
   /// so that calls of other sizes may use a workspace in turn.
   static constexpr int64_t kEpoch = 0;
-  int64_t residual;     // [row][dim]
+  int64_t stream;       // [row][StreamWord]
   int64_t x;            // [row][inner], of two-byte weights two values a word
   int64_t projections;  // [projection][padded row]
   int64_t y;            // as x
   int64_t words;
+};
+
+/// How many pairs of words, or words of 16 bytes, a row of an exchange has, and 2^32 over that,
+/// rounded up.
+struct RowPairs {
+  int count;
+  uint32_t inverse;
 };
 
 struct StepPlan {
@@ -95,7 +104,9 @@ struct StepPlan {
   int padded_rows = 0;  // 8 or 16
   int stages = 0;
   int activation_pitch = 0;  // elements from row to row
-  int channel_inputs = 0;    // numbers that a channel is given
+  RowPairs stream_pairs{};
+  RowPairs inner_pairs{};
+  int channel_inputs = 0;  // numbers that a channel is given
   float inverse_dim = 0;
   float eps = 0;
   SharedLayout shared{};

@@ -14,6 +14,7 @@
 
 #include "../../core/dtype.h"
 #include "../kit/elements.cuh"
+#include "../kit/states.cuh"
 #include "ring.cuh"
 
 namespace selective_scan::cuda::step {
@@ -179,20 +180,29 @@ class TileSums<float, kRows> {
   float sums_[kOwn][kRows] = {};
 };
 
-/// Adds up what is in `room`, by those that do not multiply: finish(row of the tile, row of
-/// activations, sum) is called for each, of every tile by the same thread.
-template <int kSummands, int kRows, class Finish>
-__device__ __forceinline__ void finish_tile(const float* room, int rows, const Finish& finish) {
+/// Calls visit(row of the tile, row of activations) for all results of a tile, by those that do not
+/// multiply, and always by the same thread. Half a warp has those of a row of activations; there
+/// may be none for the other half.
+template <int kRows, class Visit>
+__device__ __forceinline__ void for_each_result(int rows, const Visit& visit) {
 #pragma unroll
   for (int first = 0; first < kTileRows * kRows; first += kFinishThreads) {
-    const int item = first + static_cast<int>(threadIdx.x) - kProductThreads;
-    const int tile_row = item % kTileRows, row = item / kTileRows;
-    if (row >= rows) return;
+    const int item = first + opaque(threadIdx.x) - kProductThreads;
+    if (item / kWarpSize * (kWarpSize / kTileRows) >= rows) return;
+    visit(item % kTileRows, item / kTileRows);
+  }
+}
+
+/// Adds up what is in `room`: finish(row of the tile, row of activations, sum) is called as
+/// for_each_result() does.
+template <int kSummands, int kRows, class Finish>
+__device__ __forceinline__ void finish_tile(const float* room, int rows, const Finish& finish) {
+  for_each_result<kRows>(rows, [&](int tile_row, int row) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kSummands; ++i) sum += room[(i * kTileRows + tile_row) * kRows + row];
     finish(tile_row, row, sum);
-  }
+  });
 }
 
 }  // namespace selective_scan::cuda::step

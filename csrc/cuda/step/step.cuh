@@ -4,8 +4,7 @@
 // stack. A block has some channels of the layers' inside: of them it has the rows of in_proj, the
 // convolution, the rows of dt_proj, the states, and their gate (channels.cuh). It has some rows of
 // x_proj, of out_proj and of the head, too. What a row of activations is made of by others it
-// receives from them (words.cuh), four times a layer: the stream's residual, x, dt with B and C,
-// and y.
+// receives from them (words.cuh), four times a layer: the stream, x, dt with B and C, and y.
 //
 // A block has 14 warps. 12 compute: 8 of these multiply, the other 4 finish tiles meanwhile and do
 // the convolution beside the product that makes z; all of them receive and scan. One warp fetches
@@ -25,18 +24,6 @@ namespace selective_scan::cuda::step {
 
 // --- the stream ---
 
-/// The norm in front of a layer, and behind the last one.
-struct Norm {
-  const void* weight;  // null: none, the stream is multiplied as it is
-  DType dtype;
-};
-template <class W, int kRows>
-__device__ __forceinline__ Norm norm_of(const Block<W, kRows>& own, int layer) {
-  const StepParams& params = own.params;
-  if (layer == params.layers) return {params.final_norm, params.final_norm_dtype};
-  return {own.args.layers[layer].norm, params.norm_dtype};
-}
-
 /// The power of two in a norm's scale; 1 where it or its inverse is no normal number.
 __device__ __forceinline__ Scale power_of_two(float scale) {
   constexpr uint32_t kExponent = 0x7f800000, kBoth = 0x7f000000;
@@ -45,92 +32,116 @@ __device__ __forceinline__ Scale power_of_two(float scale) {
   return {bit_cast<float>(exponent), bit_cast<float>(kBoth - exponent)};
 }
 
-/// Own channels of a row of the stream, which are sent.
+/// What a norm of a row multiplies with, besides its weight.
 template <class W, int kRows>
-__device__ __forceinline__ void put_residual(const Block<W, kRows>& own, int local, int row,
-                                             float value, uint32_t epoch) {
-  own.residual()[local * kRows + row] = value;
-  send(own.words(own.exchange.residual) + row * own.params.dim + own.outputs.first + local, value,
-       epoch);
+__device__ __forceinline__ float norm_scale_of(const Block<W, kRows>& own, float squares) {
+  return rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
 }
 
-/// Puts the stream into the activations, normed, for which it sums up squares.
+/// A row of own rows of a matrix, and a row of activations.
+struct Place {
+  int local;
+  int row;
+  bool exists;
+};
+
+/// Takes an own channel of a row of the stream in front of `layer`, and sends it as the layer's
+/// product takes it. Threads call as in for_each_result().
 template <class W, int kRows>
-__device__ __forceinline__ void fill_normed(const Block<W, kRows>& own, Norm norm, int layer) {
-  struct Norms {
-    RawElement low, high;
+__device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Place place,
+                                           float value, float norm_weight, uint32_t epoch) {
+  const auto [local, row, exists] = place;
+  if (exists) own.residual()[local * kRows + row] = value;
+  float squares = value * value;
+  const auto add_other = [&](int stride) {
+    squares += __shfl_xor_sync(kFullMask, squares, stride);
   };
-  const Activations<W> activations = own.activations();
-  receive_pairs(
-      own.words(own.exchange.residual), own.params.dim, own.rows, own.epoch,
-      [&](PairPlace place) {
-        return Norms{Source{norm.weight, norm.dtype, 2 * place.pair}.fetch(),
-                     Source{norm.weight, norm.dtype, 2 * place.pair + 1}.fetch()};
-      },
-      [&](PairPlace place, uint32_t low_bits, uint32_t high_bits, const Norms& norms) {
-        float low = bit_cast<float>(low_bits), high = bit_cast<float>(high_bits);
-        if (norm.weight != nullptr) {
-          const float squares = fmaf(low, low, high * high);
-          float& sum = own.squares(place.row)[threadIdx.x];
-          sum = place.pair < kComputeThreads ? squares : sum + squares;
-          const float before = own.scale(place.row, layer).before;
-          low *= before * norms.low.value(norm.dtype);
-          high *= before * norms.high.value(norm.dtype);
-        }
-        store_pack(activations.data + place.row * activations.pitch + 2 * place.pair,
-                   Pack<W, 2>{{from_real<W>(low), from_real<W>(high)}});
-      });
+  if (has_norm(own.args, layer)) value *= own.scale(row, layer).before * norm_weight;
+  const float next = __shfl_xor_sync(kFullMask, value, 1);
+  add_other(1);
+  StreamWord word;
+  constexpr int kValues = 2 * Block<W, kRows>::kWordValues;
+  if constexpr (kValues == 4) {
+    word.low = bit_cast<uint32_t>(Pack<W, 2>{{from_real<W>(value), from_real<W>(next)}});
+    word.high = __shfl_xor_sync(kFullMask, word.low, 2);
+    add_other(2);
+  } else {
+    word.low = bit_cast<uint32_t>(value);
+    word.high = bit_cast<uint32_t>(next);
+  }
+  word.signed_squares = StreamWord::signed_bits(squares);
+  word.epoch = epoch;
+  if (!exists || local % kValues != 0) return;
+  auto* const words = reinterpret_cast<StreamWord*>(own.words(own.exchange.stream));
+  send(words + row * own.plan.stream_pairs.count + (own.outputs.first + local) / kValues, word);
 }
 
-/// Finds what the sums of rows that were put into the activations are multiplied with, beside the
-/// product, by those that do not multiply; and what the next layer's stream is multiplied with.
+/// Finds what the sums of rows of activations are multiplied with, beside the product, by those
+/// that do not multiply; and what the next layer's stream is multiplied with.
 template <class W, int kRows>
-__device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, Norm norm, int layer) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int pairs = static_cast<int>(own.params.dim) / 2;
+__device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, int layer) {
+  const int words = own.plan.stream_pairs.count, lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
   for (int row = static_cast<int>(threadIdx.x) / kWarpSize - kProductWarps; row < own.rows;
        row += kFinishWarps) {
     const Scale scale = own.scale(row, layer);
-    if (norm.weight == nullptr) {
+    if (!has_norm(own.args, layer)) {
       own.norm_scale(row) = 1;
       own.scale(row, layer + 1) = scale;
       continue;
     }
     float squares = 0;
+    constexpr int kBatch = 8;
+#pragma unroll 1
+    for (int first = lane; first < words; first += kBatch * kWarpSize) {
 #pragma unroll
-    for (int i = 0; i < kComputeThreads; i += kWarpSize) {
-      if (i + lane < pairs) squares += own.squares(row)[i + lane];
+      for (int i = first; i < first + kBatch * kWarpSize; i += kWarpSize) {
+        if (i < words) squares += own.squares()[row * words + i];
+      }
     }
-    squares = sum_of_lanes<kWarpSize>(squares);
-    const float whole = rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
+    const float whole = norm_scale_of(own, sum_of_lanes<kWarpSize>(squares));
     own.norm_scale(row) = whole * scale.inverse;
     own.scale(row, layer + 1) = power_of_two(whole);
   }
 }
 
-/// Puts x or y, as blocks have sent it, into the activations.
+/// Puts four numbers of two bytes, or two floats, that blocks have sent into the activations.
 template <class W, int kRows>
-__device__ __forceinline__ void fill_sent(const Block<W, kRows>& own, int64_t offset,
-                                          uint32_t epoch) {
-  constexpr int kWordValues = Block<W, kRows>::kWordValues;
-  const Activations<W> activations = own.activations();
-  receive_pairs(
-      own.words(offset), own.params.inner / kWordValues, own.rows, epoch,
-      [](PairPlace) { return RawElement{}; },
-      [&](PairPlace place, uint32_t low, uint32_t high, RawElement) {
-        W* const target =
-            activations.data + place.row * activations.pitch + place.pair * 2 * kWordValues;
-        store_pack(reinterpret_cast<uint32_t*>(target), Pack<uint32_t, 2>{{low, high}});
-      });
+__device__ __forceinline__ void put_activations(const Block<W, kRows>& own, RowPairs of_row,
+                                                int pair, uint32_t low, uint32_t high) {
+  constexpr int kPairBytes = 2 * static_cast<int>(sizeof(uint32_t));
+  auto* const target = reinterpret_cast<char*>(own.activations().data);
+  const int row_bytes = own.plan.activation_pitch * static_cast<int>(sizeof(W));
+  const int row = static_cast<int>(__umulhi(pair, of_row.inverse));
+  const int padding = row * (row_bytes - of_row.count * kPairBytes);
+  store_pack(reinterpret_cast<uint32_t*>(target + padding + pair * kPairBytes),
+             Pack<uint32_t, 2>{{low, high}});
 }
 
-/// What a product multiplies with, which is there when all threads have met.
+/// Receives x or y as a product takes it.
 template <class W, int kRows>
-__device__ __forceinline__ void fill(const Block<W, kRows>& own, Product product, int layer) {
-  if (product == Product::kX) return fill_sent(own, own.exchange.x, own.epoch + kX);
-  if (product == Product::kOut) return fill_sent(own, own.exchange.y, own.epoch + kY);
-  fill_normed(own, norm_of(own, layer), layer);
+__device__ __forceinline__ void receive_inner(const Block<W, kRows>& own, int64_t offset,
+                                              uint32_t epoch) {
+  const RowPairs of_row = own.plan.inner_pairs;
+  receive(reinterpret_cast<const WordPair*>(own.words(offset)), own.rows * of_row.count, epoch,
+          [&](int index, const WordPair& words) {
+            put_activations(own, of_row, index, value_of(words.low), value_of(words.high));
+          });
+  meet();
+}
+
+/// Receives the stream as the product of a layer takes it, or that of the head. The norm's scales
+/// are found beside the product.
+template <class W, int kRows>
+__device__ __forceinline__ void receive_stream(const Block<W, kRows>& own, int layer) {
+  const RowPairs of_row = own.plan.stream_pairs;
+  receive(reinterpret_cast<const StreamWord*>(own.words(own.exchange.stream)),
+          own.rows * of_row.count, own.epoch, [&](int index, const StreamWord& word) {
+            put_activations(own, of_row, index, word.low, word.high);
+            own.squares()[index] = word.squares();
+          });
+  meet();
+  if (!is_multiplier()) find_norm_scales(own, layer);
 }
 
 /// The stream as it comes.
@@ -138,27 +149,38 @@ template <class W, int kRows>
 __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   const ArrayView& hidden = own.params.hidden;
   const int64_t steps = own.params.steps;
-  own.for_each_item(own.outputs.count * own.rows, [&](int i) {
-    const int local = i % own.outputs.count, row = i / own.outputs.count;
-    const int64_t at = row / steps * hidden.batch + row % steps * hidden.step +
-                       (own.outputs.first + local) * hidden.channel;
-    put_residual(own, local, row, RawElement(hidden.data, hidden.dtype, at).value(hidden.dtype),
-                 own.epoch + kResidual);
-  });
-  own.for_each_item(own.rows, [&](int row) { own.scale(row, 0) = {1, 1}; });
-  own.epoch += kExchanges;
-  meet();
-  // Float16 alone does not hold whatever the stream may be without its norm's scale.
-  if constexpr (std::is_same_v<W, Half>) {
-    const Norm norm = norm_of(own, 0);
-    if (norm.weight == nullptr) return;
-    fill_normed(own, norm, 0);
-    meet();
-    if (!is_multiplier()) find_norm_scales(own, norm, 0);
-    meet();
-    own.for_each_item(own.rows, [&](int row) { own.scale(row, 0) = own.scale(row, 1); });
-    meet();
+  const Norm norm = norm_of(own.args, 0);
+  const auto value_at = [&](int row, int channel) {
+    const int64_t at =
+        row / steps * hidden.batch + row % steps * hidden.step + channel * hidden.channel;
+    return RawElement(hidden.data, hidden.dtype, at).value(hidden.dtype);
+  };
+  const int lane = threadIdx.x % kWarpSize;
+  for (int row = static_cast<int>(threadIdx.x) / kWarpSize; row < own.rows; row += kComputeWarps) {
+    own.scale(row, 0) = {1, 1};
+    // Float16 alone does not hold whatever the stream may be without its norm's scale.
+    if (!std::is_same_v<W, Half> || norm.weight == nullptr) continue;
+    float squares = 0;
+    for (int i = lane; i < own.params.dim; i += kWarpSize) {
+      const float value = value_at(row, i);
+      squares = fmaf(value, value, squares);
+    }
+    own.scale(row, 0) = power_of_two(norm_scale_of(own, sum_of_lanes<kWarpSize>(squares)));
   }
+  meet();
+  if (!is_multiplier()) {
+    for_each_tile(own.matrices.of(Product::kOut, 0), [&](int tile) {
+      for_each_result<kRows>(own.rows, [&](int tile_row, int row) {
+        const int local = tile * kTileRows + tile_row, channel = own.outputs.first + local;
+        const bool exists = local < own.outputs.count && row < own.rows;
+        const float value = exists ? value_at(row, channel) : 0;
+        const float weight =
+            exists ? Source{norm.weight, norm.dtype, channel}.fetch().value(norm.dtype) : 0;
+        put_stream(own, 0, {local, row, exists}, value, weight, own.epoch + kStream);
+      });
+    });
+  }
+  own.epoch += kExchanges;
 }
 
 template <class W, int kRows>
@@ -171,13 +193,10 @@ __device__ __forceinline__ void store(const Block<W, kRows>& own, int row, int64
                 is_padding ? 0.0f : value);
 }
 
-/// Ends the stack where there is no head.
+/// Ends the stack where there is no head, behind receive_stream() if there is a norm.
 template <class W, int kRows>
 __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
-  const Norm norm = norm_of(own, layer);
-  if (norm.weight != nullptr) fill_normed(own, norm, layer);
-  meet();
-  if (!is_multiplier()) find_norm_scales(own, norm, layer);
+  const Norm norm = norm_of(own.args, layer);
   meet();
   own.for_each_item(own.outputs.count * own.rows, [&](int i) {
     const int row = i / own.outputs.count, local = i % own.outputs.count;
@@ -192,20 +211,24 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
 
 // --- products ---
 
-/// The result of a row of a matrix and a row of activations.
+/// The result of a row of a matrix and a row of activations. Threads call as in for_each_result().
 template <class W, int kRows>
 __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product, int layer,
-                                     int local, int row, float sum) {
+                                     Place place, float sum) {
+  const auto [local, row, exists] = place;
+  if (product == Product::kOut) {
+    const float* const given = own.inputs().acquire_outputs(layer) + (exists ? local : 0);
+    sum += given[kOutBias * own.outputs.count];
+    if (exists && has_norm(own.args, layer)) sum += own.residual()[local * kRows + row];
+    put_stream(own, layer + 1, place, sum, given[kNextNorm * own.outputs.count],
+               own.epoch + kStream);
+    return;
+  }
+  if (!exists) return;
   if (product == Product::kX) {
     const int projection = own.matrices.projections.first + local;
     send(own.words(own.exchange.projections) + projection * kRows + row, sum,
          own.epoch + kProjections);
-  } else if (product == Product::kOut) {
-    const StepLayer& weights = own.args.layers[layer];
-    const DType dtype = own.params.out_bias_dtype;
-    sum += Source{weights.out_bias, dtype, own.outputs.first + local}.fetch().value(dtype);
-    if (weights.norm != nullptr) sum += own.residual()[local * kRows + row];
-    put_residual(own, local, row, sum, own.epoch + kResidual);
   } else {
     sum *= own.norm_scale(row);
     if (product == Product::kHead) return store(own, row, own.matrices.words.first + local, sum);
@@ -226,15 +249,8 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
   const MatrixRows matrix = own.matrices.of(product, layer);
   if (matrix.count == 0) return;
   const Activations<W> activations = own.activations();
-  if (product != Product::kZ) {
-    fill(own, product, layer);
-    meet();
-  }
   using Sums = TileSums<W, kRows>;
   constexpr int kRoom = Sums::kSummands * kTileRows * kRows;
-  if (!is_multiplier() && (product == Product::kIn || product == Product::kHead)) {
-    find_norm_scales(own, norm_of(own, layer), layer);
-  }
   for_each_tile(matrix, [&](int tile) {
     // Of two rooms one is being read while the other is filled.
     own.is_odd_tile = !own.is_odd_tile;
@@ -252,7 +268,7 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
     if (is_multiplier()) return;
     finish_tile<Sums::kSummands, kRows>(room, own.rows, [&](int tile_row, int row, float sum) {
       const int local = tile * kTileRows + tile_row;
-      if (local < matrix.count) take(own, product, layer, local, row, sum);
+      take(own, product, layer, {local, row, local < matrix.count && row < own.rows}, sum);
     });
   });
 }
@@ -262,23 +278,35 @@ template <class W, int kRows>
 __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   begin(own);
   const int layers = static_cast<int>(own.params.layers);
+  const bool has_head = own.params.head != nullptr;
 #pragma unroll 1
-  for (int layer = 0; layer < layers; ++layer) {
+  for (int layer = 0;; ++layer) {
+    if (layer == layers && !has_head && !has_norm(own.args, layer)) break;
     const StepLayer& weights = own.args.layers[layer];
-    fetch_dt_proj(own, weights);
+    if (layer < layers) fetch_dt_proj(own, weights);
+    // Who asked for the stream before the own part of it is sent would hinder those that send.
+    meet();
+    receive_stream(own, layer);
+    if (layer == layers) break;
     multiply(own, Product::kIn, layer);
     convolve(own, weights, layer);
     multiply(own, Product::kZ, layer);
+    if (own.matrices.projections.count > 0) {
+      receive_inner(own, own.exchange.x, own.epoch + kX);
+    }
     multiply(own, Product::kX, layer);
     scan(own, weights, own.inputs().acquire(layer));
-    own.inputs().release(layer);
+    // So it is with y, unless there is so much of it that some can be received meanwhile.
+    if (own.rows * own.plan.inner_pairs.count <= 2 * kComputeThreads) meet();
+    receive_inner(own, own.exchange.y, own.epoch + kY);
     multiply(own, Product::kOut, layer);
+    own.inputs().release(layer);
     own.epoch += kExchanges;
   }
-  if (own.params.head == nullptr) {
-    end(own, layers);
-  } else {
+  if (has_head) {
     multiply(own, Product::kHead, layers);
+  } else {
+    end(own, layers);
   }
   // By now every block has sent, and so has read the number before it changes.
   if (blockIdx.x == 0 && threadIdx.x == 0) *own.words(ExchangeLayout::kEpoch) = own.epoch;
@@ -289,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
   if constexpr (!kHasAsyncCopies) return;
   const BlockMatrices<W> matrices(args, static_cast<int>(blockIdx.x));
   WeightRing ring(args.plan);
-  const ChannelInputs inputs(args, matrices.channels);
+  const BlockInputs inputs(matrices);
   if (threadIdx.x == 0) {
     ring.initialize();
     inputs.initialize();

@@ -1,9 +1,9 @@
 // Values on their way from block to block, without a barrier.
 //
-// A value and the number of its exchange are one word of 8 bytes, which is written and read as one.
-// Whoever needs the value reads the word until it has the number that is due. Numbers grow from
-// exchange to exchange and from launch to launch, so that nothing is ever cleared: an older word
-// would be taken for a new one only after 2^32 exchanges, in which nobody wrote it. A word can be
+// A value and the number of its exchange are one word, of 8 or 16 bytes, which is written and read
+// as one. Whoever needs the value reads the word until it has the number that is due. Numbers grow
+// from exchange to exchange and from launch to launch, so that nothing is ever cleared: an older
+// word would be taken for a new one only after 2^31 exchanges, in which nobody wrote it. It can be
 // written anew as soon as all have read it: between two exchanges of one kind in a layer there is
 // always one in which every block waits for all others.
 #pragma once
@@ -18,6 +18,9 @@ using Word = unsigned long long;
 __device__ __forceinline__ Word make_word(uint32_t value, uint32_t epoch) {
   return static_cast<Word>(epoch) << 32 | value;
 }
+__device__ __forceinline__ uint32_t value_of(Word word) {
+  return static_cast<uint32_t>(word);
+}
 __device__ __forceinline__ bool has_arrived(Word word, uint32_t epoch) {
   return static_cast<uint32_t>(word >> 32) == epoch;
 }
@@ -30,113 +33,140 @@ __device__ __forceinline__ void send(Word* target, float value, uint32_t epoch) 
   send(target, bit_cast<uint32_t>(value), epoch);
 }
 
-__device__ __forceinline__ Word read_word(const Word* source) {
+__device__ __forceinline__ Word read(const Word* source) {
   Word word;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(source) : "memory");
   return word;
 }
-__device__ __forceinline__ void read_words(const Word* source, Word (&words)[2]) {
+
+/// Two words, one behind the other.
+struct WordPair {
+  Word low, high;
+};
+__device__ __forceinline__ bool has_arrived(const WordPair& pair, uint32_t epoch) {
+  return has_arrived(pair.low, epoch) && has_arrived(pair.high, epoch);
+}
+__device__ __forceinline__ WordPair read(const WordPair* source) {
+  WordPair pair;
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(words[0]), "=l"(words[1])
+               : "=l"(pair.low), "=l"(pair.high)
                : "l"(source)
                : "memory");
+  return pair;
 }
 
-/// So many words of a thread are on their way at once. A warp asks again until all of its lanes
-/// have theirs: lanes that went on by themselves would each go through what follows.
-constexpr int kWordBatch = 4;
+/// A word of the stream is of 16 bytes, so that the sum of its squares comes along. The sum's sign
+/// is set: it stands where words of 8 bytes have a number, of an exchange that is far from due.
+struct StreamWord {
+  uint32_t low;  // a float, or two numbers of two bytes
+  uint32_t signed_squares;
+  uint32_t high;
+  uint32_t epoch;
 
-/// Receives [count][kRows] words at `source`, of which the first `rows` columns are sent: the
-/// block's threads that compute call visit(index, value) for each.
-template <int kRows, class Visit>
-__device__ __forceinline__ void receive(const Word* source, int count, int rows, uint32_t epoch,
-                                        const Visit& visit) {
-  for (int turn = 0; turn < count * kRows; turn += kWordBatch * kComputeThreads) {
-    const int first = turn + static_cast<int>(threadIdx.x);
-    Word words[kWordBatch];
-    const auto exists = [&](int index) { return index < count * kRows && index % kRows < rows; };
+  __device__ __forceinline__ static uint32_t signed_bits(float squares) {
+    return bit_cast<uint32_t>(squares) | 0x80000000;
+  }
+  __device__ __forceinline__ float squares() const {
+    return bit_cast<float>(signed_squares & 0x7fffffff);
+  }
+};
+__device__ __forceinline__ bool has_arrived(const StreamWord& word, uint32_t epoch) {
+  return word.epoch == epoch;
+}
+__device__ __forceinline__ void send(StreamWord* target, const StreamWord& word) {
+  asm volatile(
+      "{\n"
+      " .reg .b64 first, second;\n"
+      " .reg .b128 word;\n"
+      " mov.b64 first, {%1, %2};\n"
+      " mov.b64 second, {%3, %4};\n"
+      " mov.b128 word, {first, second};\n"
+      " st.relaxed.gpu.global.b128 [%0], word;\n"
+      "}" ::"l"(target),
+      "r"(word.low), "r"(word.signed_squares), "r"(word.high), "r"(word.epoch)
+      : "memory");
+}
+__device__ __forceinline__ StreamWord read(const StreamWord* source) {
+  StreamWord word;
+  asm volatile(
+      "{\n"
+      " .reg .b64 first, second;\n"
+      " .reg .b128 word;\n"
+      " ld.relaxed.gpu.global.b128 word, [%4];\n"
+      " mov.b128 {first, second}, word;\n"
+      " mov.b64 {%0, %1}, first;\n"
+      " mov.b64 {%2, %3}, second;\n"
+      "}"
+      : "=r"(word.low), "=r"(word.signed_squares), "=r"(word.high), "=r"(word.epoch)
+      : "l"(source)
+      : "memory");
+  return word;
+}
+
+/// Receives `count` of T, of which nearest(index) gives back those that are sent: the block's
+/// threads that compute call visit(index, word) for each. A thread has every kComputeThreads-th,
+/// kBatch at a time.
+///
+/// A warp asks again until all of its lanes have theirs: lanes that went on by themselves would
+/// each go through what follows. A lane without a word asks for one that its warp asks for anyway:
+/// behind a branch, words would take registers throughout the kernel; and if all asked for the
+/// same, that part of the L2 cache would serve them one after the other.
+template <int kBatch, class T, class Nearest, class Visit>
+__device__ __forceinline__ void receive_by(const T* source, int count, uint32_t epoch,
+                                           const Nearest& nearest, const Visit& visit) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize;
+#pragma unroll 1
+  for (int first = thread; first - lane < count; first += kBatch * kComputeThreads) {
+    const auto source_of = [&](int index) { return index < count ? nearest(index) : first - lane; };
+    T words[kBatch];
     bool are_complete;
     do {
       are_complete = true;
 #pragma unroll
-      for (int i = 0; i < kWordBatch; ++i) {
-        const int index = first + i * kComputeThreads;
-        words[i] = exists(index) ? read_word(source + index) : make_word(0, epoch);
-        are_complete &= has_arrived(words[i], epoch);
+      for (int i = 0; i < kBatch; ++i) {
+        words[i] = read(source + source_of(first + i * kComputeThreads));
       }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) are_complete &= has_arrived(words[i], epoch);
     } while (!__all_sync(kFullMask, are_complete));
 #pragma unroll
-    for (int i = 0; i < kWordBatch; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
       const int index = first + i * kComputeThreads;
-      if (exists(index)) visit(index, static_cast<uint32_t>(words[i]));
+      if (source_of(index) == index) visit(index, words[i]);
     }
   }
 }
 
-/// A pair of words of a row of them.
-struct PairPlace {
-  int row;
-  int pair;
-};
-
-/// Receives pairs of words, kBatch of a thread at a time, from `next` on; see receive_pairs().
-template <int kBatch, class Fetch, class Visit>
-__device__ __forceinline__ void receive_pairs_at(PairPlace& next, const Word* source, int count,
-                                                 int rows, uint32_t epoch, const Fetch& fetch,
-                                                 const Visit& visit) {
-  const int thread = static_cast<int>(threadIdx.x);
-  Word words[kBatch][2];
-  PairPlace places[kBatch];
-  bool exists[kBatch];
-  decltype(fetch(next)) fetched[kBatch];
-#pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    places[i] = next;
-    exists[i] = next.row < rows && next.pair < count;
-    if (exists[i]) fetched[i] = fetch(next);
-    next.pair += kComputeThreads;
-    if (next.pair - thread >= count) next = {next.row + 1, thread};
-  }
-  bool are_complete;
-  do {
-    are_complete = true;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int64_t pair = int64_t{places[i].row} * count + places[i].pair;
-      if (exists[i]) read_words(source + 2 * pair, words[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (!exists[i]) continue;
-      are_complete &= has_arrived(words[i][0], epoch) && has_arrived(words[i][1], epoch);
-    }
-  } while (!__all_sync(kFullMask, are_complete));
-#pragma unroll
-  for (int i = 0; i < kBatch; ++i) {
-    if (!exists[i]) continue;
-    visit(places[i], static_cast<uint32_t>(words[i][0]), static_cast<uint32_t>(words[i][1]),
-          fetched[i]);
+/// The same, as many at a time as a thread has, up to kMost.
+template <int kBatch = 1, class T, class Nearest, class Visit>
+__device__ __forceinline__ void receive_nearest(const T* source, int count, uint32_t epoch,
+                                                const Nearest& nearest, const Visit& visit) {
+  constexpr int kMost = 8;
+  if constexpr (kBatch == kMost) {
+    receive_by<kBatch>(source, count, epoch, nearest, visit);
+  } else if (count <= kBatch * kComputeThreads) [[likely]] {
+    receive_by<kBatch>(source, count, epoch, nearest, visit);
+  } else {
+    receive_nearest<2 * kBatch>(source, count, epoch, nearest, visit);
   }
 }
 
-/// Receives rows of `columns` words at `source`, an even number, in pairs: visit(place, low, high,
-/// fetch(place)) is called for each, and what fetch() asks for comes beside the words. Thread t has
-/// the pairs t, t + kComputeThreads and so on of each row, in this order, so that what it does of a
-/// row depends on no other row.
-template <class Fetch, class Visit>
-__device__ __forceinline__ void receive_pairs(const Word* source, int64_t columns, int rows,
-                                              uint32_t epoch, const Fetch& fetch,
-                                              const Visit& visit) {
-  const int count = static_cast<int>(columns) / 2;
-  PairPlace next{0, static_cast<int>(threadIdx.x)};
-  if (rows == 1 && count <= kComputeThreads) {
-    receive_pairs_at<1>(next, source, count, rows, epoch, fetch, visit);
-    return;
-  }
-#pragma unroll 1
-  while (next.row < rows) {
-    receive_pairs_at<kWordBatch>(next, source, count, rows, epoch, fetch, visit);
-  }
+/// Receives `count` words, or pairs of them.
+template <class T, class Visit>
+__device__ __forceinline__ void receive(const T* source, int count, uint32_t epoch,
+                                        const Visit& visit) {
+  receive_nearest(source, count, epoch, [](int index) { return index; }, visit);
+}
+
+/// Receives [count][kRows] words, of which the first `rows` columns are sent.
+template <int kRows, class Visit>
+__device__ __forceinline__ void receive_columns(const Word* source, int count, int rows,
+                                                uint32_t epoch, const Visit& visit) {
+  const auto nearest = [&](int index) {
+    const int row = index % kRows;
+    return row < rows ? index : index - row;
+  };
+  receive_nearest(source, count * kRows, epoch, nearest, visit);
 }
 
 }  // namespace selective_scan::cuda::step
