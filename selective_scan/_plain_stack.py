@@ -31,8 +31,6 @@ F64 = torch.float64
 # What calls take the operator: so many steps, and steps of all rows together.
 MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
-# On a GPU, the bytes of their inner channels, beyond which a graph of the parts is faster.
-_MAX_INNER_BYTES = 48 * 1024
 
 
 class Stack(NamedTuple):
@@ -145,8 +143,12 @@ def step_in_one(
     workspace = None
     if hidden.is_cuda:
         sizes = (len(entries), columns[0][0].shape[1], *columns[_A_LOG][0].shape)
-        sizes = (*sizes, columns[_DT_PROJ][0].shape[1], 0 if logits is None else logits.shape[0])
-        if not _has_room(hidden, sizes) or F64 in {it[0].dtype for it in (*present, scales) if it}:
+        sizes = (*sizes, columns[_DT_PROJ][0].shape[1], width)
+        sizes = (*sizes, 0 if logits is None else logits.shape[0])
+        rows = hidden.shape[0] * hidden.shape[1]
+        if rows > _most_rows(hidden, sizes) or F64 in {
+            it[0].dtype for it in (*present, scales) if it
+        }:
             return None
         workspace = _workspace_of(caches[0], hidden, sizes)
     call = (hidden, scales or None, *columns, final, logits, None, workspace, eps, softplus, method)
@@ -208,18 +210,11 @@ def _bytes_for(rows: int, hidden: Tensor, sizes: tuple[int, ...]) -> int:
 
 
 def _most_rows(hidden: Tensor, sizes: tuple[int, ...]) -> int:
-    d_inner = sizes[2]
-    return min(MAX_ROWS["cuda"], _MAX_INNER_BYTES // (d_inner * hidden.element_size()))
-
-
-def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
-    """Whether the GPU's kernel is to take as many rows of a stack of these sizes, and can."""
-    rows, most = hidden.shape[0] * hidden.shape[1], _most_rows(hidden, sizes)
-    if rows > most:
-        return False
-    if torch.compiler.is_compiling():  # a graph serves more than one number
-        rows = most
-    return _bytes_for(rows, hidden, sizes) >= 0
+    """How many rows of a stack of these sizes the GPU's kernel can take."""
+    rows = MAX_ROWS["cuda"]
+    while rows > 0 and _bytes_for(rows, hidden, sizes) < 0:
+        rows -= 1
+    return rows
 
 
 def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> Tensor | None:

@@ -23,7 +23,8 @@ def skip_without_path(path: str) -> None:
 
 def has_step() -> bool:
     """Whether the GPU has the kernel of a step through layers."""
-    sizes = {"layers": 1, "d_model": 32, "d_inner": 64, "dstate": 16, "dt_rank": 2, "vocabulary": 0}
+    sizes = {"layers": 1, "d_model": 32, "d_inner": 64, "dstate": 16, "dt_rank": 2}
+    sizes |= {"width": 4, "vocabulary": 0}
     return torch.ops.selective_scan.cuda_step_workspace_bytes(0, 4, 1, *sizes.values()) >= 0
 
 

@@ -491,10 +491,19 @@ def test_many_steps_do_not_drift(steps):
     assert errors[0] < 2 * errors[1] + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("d_inner", "dtype", "rows"),
-    [(128, F32, 16), (1536, F32, 8), (1536, BF16, 16), (3072, HALF, 8), (5120, BF16, 4)],
-)
-def test_rows_of_one_launch_have_so_many_bytes(d_inner, dtype, rows):
-    hidden = torch.empty(1, 1, d_inner // 2, dtype=dtype)
-    assert _plain_stack._most_rows(hidden, (24, d_inner // 2, d_inner, 16, 48, 0)) == rows
+@pytest.mark.usefixtures("step_kernel")
+@pytest.mark.parametrize(("d_model", "d_conv"), [(768, 4), (1536, 8), (2560, 4)])
+def test_as_many_rows_are_one_launch_as_have_room(d_model, d_conv, cuda_device):
+    """And with one more the layers take the call."""
+    model = S6(d_model, depth=1, d_conv=d_conv, device=cuda_device, dtype=BF16)
+    model.requires_grad_(False)
+
+    def names_of(rows: int) -> list[str]:
+        x = torch.randn(rows, 1, d_model, device=cuda_device, dtype=BF16)
+        return ops_of(model, x, model.allocate_cache(rows))
+
+    sizes = (1, d_model, 2 * d_model, 16, d_model // 16, d_conv, 0)
+    most = _plain_stack._most_rows(torch.empty(0, device=cuda_device, dtype=BF16), sizes)
+    assert most > 0
+    assert names_of(most) == ["s6_step"]
+    assert "s6_step" not in names_of(most + 1)

@@ -40,7 +40,7 @@ struct CudaBackend {
 /// bytes, takes on a device; -1: the kernel cannot run it.
 int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int64_t layers,
                              int64_t dim, int64_t inner, int64_t dstate, int64_t rank,
-                             int64_t vocabulary) {
+                             int64_t width, int64_t vocabulary) {
   const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
   StepParams params;
   params.batch = rows;
@@ -49,6 +49,7 @@ int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int
   params.inner = inner;
   params.dstate = dstate;
   params.rank = rank;
+  params.width = width;
   params.vocabulary = vocabulary;
   params.is_double = itemsize == 8;
   params.weight_dtype = itemsize == 2 ? DType::kBFloat16 : DType::kFloat32;
@@ -61,7 +62,7 @@ int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def(
       "cuda_step_workspace_bytes(int device, int itemsize, int rows, int layers, int d_model, "
-      "int d_inner, int dstate, int dt_rank, int vocabulary) -> int");
+      "int d_inner, int dstate, int dt_rank, int width, int vocabulary) -> int");
   m.def("cuda_s6_step_forget(int call) -> ()");
 }
 
