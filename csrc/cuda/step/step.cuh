@@ -157,15 +157,17 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   };
   const int lane = threadIdx.x % kWarpSize;
   for (int row = static_cast<int>(threadIdx.x) / kWarpSize; row < own.rows; row += kComputeWarps) {
-    own.scale(row, 0) = {1, 1};
+    Scale scale{1, 1};
     // Float16 alone does not hold whatever the stream may be without its norm's scale.
-    if (!std::is_same_v<W, Half> || norm.weight == nullptr) continue;
-    float squares = 0;
-    for (int i = lane; i < own.params.dim; i += kWarpSize) {
-      const float value = value_at(row, i);
-      squares = fmaf(value, value, squares);
+    if (std::is_same_v<W, Half> && norm.weight != nullptr) {
+      float squares = 0;
+      for (int i = lane; i < own.params.dim; i += kWarpSize) {
+        const float value = value_at(row, i);
+        squares = fmaf(value, value, squares);
+      }
+      scale = power_of_two(norm_scale_of(own, sum_of_lanes<kWarpSize>(squares)));
     }
-    own.scale(row, 0) = power_of_two(norm_scale_of(own, sum_of_lanes<kWarpSize>(squares)));
+    if (lane == 0) own.scale(row, 0) = scale;
   }
   meet();
   if (!is_multiplier()) {
