@@ -88,7 +88,7 @@ void check_norm(const NormRows& rows, const Tensor& weight) {
   }
 }
 
-/// In fp64 where any array is.
+/// The arithmetic is in fp64 where any array is.
 template <class... Views>
 void set_arithmetic(NormParams& params, const Views&... views) {
   params.is_double = ((views.present() && views.dtype == DType::kFloat64) || ...);

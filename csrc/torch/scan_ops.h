@@ -110,10 +110,10 @@ Tensor find_own(const Backend& backend, const Tensor& u, const Params& params) {
   return own;
 }
 
-/// Of a forward pass: out, the last state, and saved states.
+/// A forward pass gives out, the last state, and saved states.
 using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
-/// Of a backward pass, in their order; and those that the caller gave no memory for. D, z,
-/// delta_bias, initial_state and input_delta have a gradient where they are there, and else an
+/// A backward pass gives all gradients, in this order, or those that the caller has no memory for.
+/// D, z, delta_bias, initial_state and input_delta have one where they are there, and else an
 /// undefined tensor, None in Python.
 using AllGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;

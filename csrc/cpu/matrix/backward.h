@@ -303,7 +303,7 @@ struct MatrixBackward {
     }
   }
 
-  /// Those of constant B and C.
+  /// Stores the gradients of constant B and C.
   static void store_sums(const MatrixBackwardParams& params, const Block& block, const Lanes& lanes,
                          const Basis<State>& basis, const BackwardPartials& partials,
                          const Scratch& scratch) {

@@ -181,7 +181,7 @@ struct BlockMaps {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) spans[vector] = R(T(0));
   }
 
-  /// To be continued through the next steps.
+  /// The map that the next steps continue.
   StateMap<State> next(const ScanParams& params, int64_t vector, const R* delta, int64_t steps,
                        bool is_end) const {
     spans[vector] += span_of(delta, steps);

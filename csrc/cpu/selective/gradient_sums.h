@@ -16,7 +16,7 @@ BackwardPartials take_rows(const BackwardParams& params, int64_t rows, Arena& ar
 void take_blocks(const BackwardParams& params, const Partition& partition, Arena& arena,
                  BackwardPartials& partials);
 
-/// Those from row `row` on.
+/// Gives the partial sums from row `row` on.
 BackwardPartials rows_from(const BackwardParams& params, BackwardPartials partials, int64_t row);
 
 /// Writes the gradients of which there are rows.

@@ -344,7 +344,7 @@ SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
   using R = Vec<T, K>;
 #if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
   if constexpr (R::kBytes == 64 && sizeof(T) == 4) {
-    // To 14 bits and by Newton's method to all, in half the time of a division.
+    // An estimate of 14 bits and a step of Newton's method take half the time of a division.
     const R estimate = R::from(_mm512_maskz_rcp14_ps(-1, x.native));
     return estimate + estimate * (R(1.f) - x * estimate);
   }

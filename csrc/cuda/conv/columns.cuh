@@ -95,7 +95,7 @@ template <class R, int kTaps, int kChannels>
 struct SharedTaps {
   __align__(16) R values[kTaps + 1][kWarpSize * kChannels];
 
-  /// To be followed by a barrier.
+  /// A barrier has to follow.
   __device__ void load(const ConvParams& params, const ColumnSplit& split, int64_t first_channel) {
     const int count = kChannels << split.lane_bits;
     const int first = first_tap<kTaps>(params);

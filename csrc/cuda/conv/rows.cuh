@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     behind[j] = __shfl_sync(kFullMask, found, j, split.lanes());
   }
 
-  // Those of the round's steps and, from the next lane, behind them.
+  // A lane sees those of the round's steps and, from the next lane, of the steps behind them.
   const auto share = [&](float (&seen)[kSeen]) {
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) seen[j] = own.gradients[j];

@@ -43,7 +43,7 @@ struct LaneSums {
   }
 };
 
-/// Of a multiprocessor, at least.
+/// A multiprocessor holds so many blocks at least.
 constexpr int kBackwardBlocks = 12;
 
 template <class Element, int kStates, bool kDense>

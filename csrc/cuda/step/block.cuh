@@ -74,7 +74,7 @@ struct Block {
   __device__ __forceinline__ float& norm_scale(int row) const {
     return shared<float>(plan.shared.norm_scale)[row];
   }
-  /// In layers of even and of odd numbers.
+  /// Layers of even and of odd numbers have one each.
   __device__ __forceinline__ Scale& scale(int row, int layer) const {
     return shared<Scale>(plan.shared.scale)[layer % 2 * kRows + row];
   }

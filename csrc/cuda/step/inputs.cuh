@@ -72,12 +72,13 @@ class BlockInputs {
     SharedBarrier::publish();
   }
 
-  /// Those of channels in a layer, by threads that compute. They are released in the layers' order.
+  /// Gives those of channels in a layer to threads that compute. They release them in the layers'
+  /// order.
   __device__ __forceinline__ const float* acquire(int layer) const {
     full(layer % kInputBuffers).wait(layer / kInputBuffers % 2);
     return buffer(layer);
   }
-  /// Those of outputs, likewise.
+  /// Gives those of outputs, likewise.
   __device__ __forceinline__ const float* acquire_outputs(int layer) const {
     return acquire(layer) + channel_numbers();
   }
@@ -85,7 +86,7 @@ class BlockInputs {
     empty(layer % kInputBuffers).signal();
   }
 
-  /// By all lanes of the warp that fetches.
+  /// All lanes of the warp that fetches call this.
   __device__ __forceinline__ void fetch(int layer) const {
     constexpr int kBatch = 4;  // loads on their way at a time
     const int lane = threadIdx.x % kWarpSize;

@@ -137,7 +137,7 @@ __device__ __forceinline__ void receive_by(const T* source, int count, uint32_t 
   }
 }
 
-/// The same, as many at a time as a thread has, up to kMost.
+/// Receives them, as many at a time as a thread has, up to kMost.
 template <int kBatch = 1, class T, class Nearest, class Visit>
 __device__ __forceinline__ void receive_nearest(const T* source, int count, uint32_t epoch,
                                                 const Nearest& nearest, const Visit& visit) {

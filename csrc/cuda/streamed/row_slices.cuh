@@ -305,7 +305,7 @@ __device__ __forceinline__ void store_whole(float* row, float a, float b, float 
                : "memory");
 }
 
-/// To the warp's [channel][step] rows in shared memory, kRowStride apart.
+/// Stores a slice in the warp's [channel][step] rows in shared memory, which are kRowStride apart.
 template <SharedOrder kOrder = SharedOrder::kScan, int kItems>
 __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
                                                 float* rows) {

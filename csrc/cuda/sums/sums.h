@@ -42,7 +42,7 @@ struct ParameterSums {
   int64_t target_column = 0;
 };
 
-/// Those of a call.
+/// The sums of a call's parameters.
 struct ParameterList {
   ParameterSums sums[5];
   int count = 0;
