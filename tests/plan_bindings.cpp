@@ -427,7 +427,7 @@ py::object plan_step(const cuda::Device& device, const std::string& dtype, int64
   py::list channels, outputs;
   for (int block = 0; block < plan.blocks; ++block) {
     channels.append(cuda::step::channels_of(inner, block, plan.blocks).count);
-    outputs.append(cuda::step::share_of(dim, block, plan.blocks).count);
+    outputs.append(cuda::step::channels_of(dim, block, plan.blocks).count);
   }
   py::dict result;
   result["channels"] = channels;
