@@ -143,12 +143,8 @@ def step_in_one(
     workspace = None
     if hidden.is_cuda:
         sizes = (len(entries), columns[0][0].shape[1], *columns[_A_LOG][0].shape)
-        sizes = (*sizes, columns[_DT_PROJ][0].shape[1], width)
-        sizes = (*sizes, 0 if logits is None else logits.shape[0])
-        rows = hidden.shape[0] * hidden.shape[1]
-        if rows > _most_rows(hidden, sizes) or F64 in {
-            it[0].dtype for it in (*present, scales) if it
-        }:
+        sizes += (columns[_DT_PROJ][0].shape[1], width, 0 if logits is None else logits.shape[0])
+        if not _has_room(hidden, sizes) or F64 in {it[0].dtype for it in (*present, scales) if it}:
             return None
         workspace = _workspace_of(caches[0], hidden, sizes)
     call = (hidden, scales or None, *columns, final, logits, None, workspace, eps, softplus, method)
@@ -215,6 +211,13 @@ def _most_rows(hidden: Tensor, sizes: tuple[int, ...]) -> int:
     while rows > 0 and _bytes_for(rows, hidden, sizes) < 0:
         rows -= 1
     return rows
+
+
+def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
+    rows = hidden.shape[0] * hidden.shape[1]
+    if torch.compiler.is_compiling():  # a graph serves more than one number
+        return rows <= _most_rows(hidden, sizes)
+    return _bytes_for(rows, hidden, sizes) >= 0
 
 
 def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
