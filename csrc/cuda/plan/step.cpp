@@ -34,8 +34,8 @@ struct Arena {
 };
 
 RowPairs row_pairs(int64_t count) {
-  constexpr uint32_t kMost = 0xffffffff;
-  return {static_cast<int>(count), kMost / static_cast<uint32_t>(count) + 1};
+  const int pairs = static_cast<int>(count);
+  return {pairs, inverse_of(pairs)};
 }
 
 }  // namespace

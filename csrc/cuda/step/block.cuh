@@ -32,7 +32,7 @@ struct Block {
   Share outputs;
   int rows;
   WeightRing ring;
-  uint32_t inverse_channels;  // 2^32 over their number, rounded up
+  uint32_t inverse_channels;  // of their number
   uint32_t epoch;             // of the last exchange of the stream
   bool is_odd_tile = false;
 
@@ -46,7 +46,7 @@ struct Block {
         outputs(matrices.outputs),
         rows(static_cast<int>(params.rows())),
         ring(ring),
-        inverse_channels(0xffffffff / channels.count + 1),
+        inverse_channels(inverse_of(channels.count)),
         epoch(value_of(*words(ExchangeLayout::kEpoch))) {}
 
   __device__ __forceinline__ Word* words(int64_t offset) const {

@@ -92,11 +92,16 @@ struct ExchangeLayout {
   int64_t words;
 };
 
-/// How many pairs of words, or words of 16 bytes, a row of an exchange has, and 2^32 over that,
-/// rounded up.
+/// 2^32 over a number from 2 on, rounded up: the upper half of its product with a small number is
+/// the quotient of the two.
+SELECTIVE_SCAN_HD uint32_t inverse_of(int number) {
+  return 0xffffffff / number + 1;
+}
+
+/// How many pairs of words, or words of 16 bytes, a row of an exchange has.
 struct RowPairs {
   int count;
-  uint32_t inverse;
+  uint32_t inverse;  // of the count
 };
 
 struct StepPlan {

@@ -38,8 +38,8 @@ __device__ __forceinline__ float norm_scale_of(const Block<W, kRows>& own, float
   return rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
 }
 
-/// A row of own rows of a matrix, and a row of activations.
-struct Place {
+/// The result of a row of own rows of a matrix and a row of activations.
+struct Result {
   int local;
   int row;
   bool exists;
@@ -48,9 +48,9 @@ struct Place {
 /// Takes an own channel of a row of the stream in front of `layer`, and sends it as the layer's
 /// product takes it. Threads call as in for_each_result().
 template <class W, int kRows>
-__device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Place place,
+__device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Result result,
                                            float value, float norm_weight, uint32_t epoch) {
-  const auto [local, row, exists] = place;
+  const auto [local, row, exists] = result;
   if (exists) own.residual()[local * kRows + row] = value;
   float squares = value * value;
   const auto add_other = [&](int stride) {
@@ -216,13 +216,13 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
 /// The result of a row of a matrix and a row of activations. Threads call as in for_each_result().
 template <class W, int kRows>
 __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product, int layer,
-                                     Place place, float sum) {
-  const auto [local, row, exists] = place;
+                                     Result result, float sum) {
+  const auto [local, row, exists] = result;
   if (product == Product::kOut) {
     const float* const given = own.inputs().acquire_outputs(layer) + (exists ? local : 0);
     sum += given[kOutBias * own.outputs.count];
     if (exists && has_norm(own.args, layer)) sum += own.residual()[local * kRows + row];
-    put_stream(own, layer + 1, place, sum, given[kNextNorm * own.outputs.count],
+    put_stream(own, layer + 1, result, sum, given[kNextNorm * own.outputs.count],
                own.epoch + kStream);
     return;
   }
