@@ -70,6 +70,8 @@ def make(case: Case, device: str = "cpu") -> dict:
         return of_layers(rows, **options) if name in case.biases else None
 
     slots = case.slots or case.batch
+    # Steps below zero would let states grow as exp does, and any error with them.
+    delta = {"mean": -1.0} if case.softplus else {"mean": 1.0, "scale": 0.2}
     stack = StackTensors(
         norm=of_layers(case.d_model, mean=1.0, scale=0.2) if case.has_norms else None,
         in_proj=matrices(2 * inner, case.d_model),
@@ -78,7 +80,7 @@ def make(case: Case, device: str = "cpu") -> dict:
         conv1d_bias=biases("conv1d", inner, scale=0.3),
         x_proj=matrices(projected, inner),
         dt_proj=matrices(inner, case.rank),
-        dt_proj_bias=biases("dt_proj", inner, mean=-1.0),
+        dt_proj_bias=biases("dt_proj", inner, **delta),
         A_log=of_layers(inner, case.dstate, scale=0.5),
         D=of_layers(inner),
         out_proj=matrices(case.d_model, inner),
