@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import INTEGER, REAL, Call, check_dims, fail
+from ._checks import INTEGER, REAL, Call, fail
 from ._discretization import METHODS, Method, poles
 from ._operator import Operator
 from ._result import Result
@@ -17,7 +17,7 @@ from ._table import BackendName, DtypeOf, Number, Option, Shape, Table, TensorAr
 from .causal_conv1d_update import causal_conv1d_update_ref
 from .selective_state_update import selective_state_update_ref
 
-MAX_STATES = 64  # as in csrc/core/step_params.h
+MAX_STATES = 64  # that the kernels hold of a channel
 
 
 class StackTensors(NamedTuple):
@@ -65,12 +65,6 @@ class StackTensors(NamedTuple):
         return self.in_proj, self.conv1d, self.x_proj, self.dt_proj, self.out_proj
 
 
-def _check_poles(name: str, tensor: Tensor, call: Call) -> None:
-    check_dims(name, tensor, ("d_inner", "dstate"), call.sizes)
-    if call.sizes["dstate"] > MAX_STATES:
-        fail(f"{name} must have dstate of 1 to {MAX_STATES}, got {tuple(tensor.shape)}")
-
-
 def _states_of(*dims: str) -> Shape:
     """Without indices every row has the slot of its own number."""
     return Shape((("slots", *dims),), where="state_batch_indices", otherwise=(("batch", *dims),))
@@ -114,7 +108,7 @@ S6_STEP = Operator(
         TensorList("x_proj", REAL, ("dt_rank+2*dstate", "d_inner"), same_dtype="in_proj"),
         TensorList("dt_proj", REAL, ("d_inner", "dt_rank"), same_dtype="in_proj"),
         TensorList("dt_proj_bias", REAL, ("d_inner",), optional=True),
-        TensorList("A_log", REAL, _check_poles),
+        TensorList("A_log", REAL, Shape((("d_inner", "dstate"),), most=MAX_STATES)),
         TensorList("D", REAL, ("d_inner",)),
         TensorList("out_proj", REAL, ("d_model", "d_inner"), same_dtype="in_proj"),
         TensorList("out_proj_bias", REAL, ("d_model",), optional=True),

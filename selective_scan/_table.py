@@ -254,7 +254,7 @@ class Table:
         self.options = tuple(a for a in arguments if not isinstance(a, TensorArgument))
         self.defaults = tuple(getattr(argument, "default", None) for argument in arguments)
         self.anchor = anchor
-        self._counted_by = counted_by
+        self.counted_by = counted_by
         self._relations = relations
         self.complex_by = complex_by
         self.equal_sizes = equal_sizes
@@ -311,16 +311,16 @@ class Table:
         return call
 
     def _check_counts(self, given: Mapping[str, object]) -> None:
-        wanted = None if self._counted_by is None else len(given[self._counted_by])
+        wanted = None if self.counted_by is None else len(given[self.counted_by])
         if wanted == 0:
-            fail(f"{self._counted_by} must have at least one tensor, got none")
+            fail(f"{self.counted_by} must have at least one tensor, got none")
         for argument in self.tensors:
             if not isinstance(argument, TensorList):
                 continue
             count = len(given[argument.name] or ())
             if count != wanted and not (count == 0 and argument.optional):
                 fail(
-                    f"{argument.name} must have as many tensors as {self._counted_by}, {wanted}, "
+                    f"{argument.name} must have as many tensors as {self.counted_by}, {wanted}, "
                     f"got {count}"
                 )
 
@@ -357,6 +357,7 @@ class Shape:
             constant.
         is_packed: whether these are the boundaries of sequences in the anchor, whose batch is 1.
         one: the dimension whose size is 1 where no argument before has it.
+        most: the largest size of the last dimension, if any.
         before: what fails in some calls, before all that. C++ has a function of its own for it.
     """
 
@@ -368,6 +369,7 @@ class Shape:
     divided: tuple[str, ...] = ()
     is_packed: bool = False
     one: str | None = None
+    most: int | None = None
     before: Callable[[str, Tensor, Call], None] | None = None
 
     def __post_init__(self) -> None:
@@ -376,7 +378,7 @@ class Shape:
                 EXPRESSIONS[dim] = Expression.of(dim)
         # Most are no more than names, and take less time to check.
         has_optional = "?" in "".join(self.names)
-        conditions = (self.where, self.block_of, self.two_of, self.one, self.before)
+        conditions = (self.where, self.block_of, self.two_of, self.one, self.most, self.before)
         is_plain = len(self.alternatives) == 1 and all(it is None for it in conditions)
         is_plain = is_plain and not (self.divided or self.is_packed or has_optional)
         object.__setattr__(self, "_has_optional", has_optional)
@@ -413,6 +415,8 @@ class Shape:
             check_dims(name, tensor, dims, {**call.sizes, self.one: 1})
         else:
             call.check_dims(name, tensor, dims)
+        if self.most is not None and tensor.shape[-1] > self.most:
+            fail(f"{name} must have {dims[-1]} of 1 to {self.most}, got {tuple(tensor.shape)}")
         if self.divided and ("groups" in dims or "batch" in dims):
             groups = tensor.shape[dims.index("groups")] if "groups" in dims else 1
             divided = next(dim for dim in self.divided if dim in call.sizes)

@@ -43,8 +43,6 @@ struct StepLayer {
   void* state;            // (slot, channel, state)
 };
 
-constexpr int64_t kMaxStepStates = 64;
-
 struct StepParams {
   /// A slot that there is not: its row is padding.
   static constexpr int64_t kNoSlot = -1;
@@ -52,9 +50,9 @@ struct StepParams {
   int64_t batch = 0;
   int64_t steps = 1;
   int64_t layers = 0;
-  int64_t dim = 0;    // d_model
-  int64_t inner = 0;  // d_inner
-  int64_t dstate = 0;
+  int64_t dim = 0;         // d_model
+  int64_t inner = 0;       // d_inner
+  int64_t dstate = 0;      // 1 to 64
   int64_t rank = 0;        // dt_rank
   int64_t width = 0;       // of the convolution
   int64_t vocabulary = 0;  // rows of head; 0: none

@@ -2,8 +2,9 @@
 // tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more.
 //
 // There is a struct of each table's arguments beside it, in the order of the op. Its tensors() are
-// what the table is for. Its one_by_one<kOp> is the op as PyTorch calls it, for a kOp that takes
-// the struct; what comes behind these arguments, kOp takes behind it.
+// what the table is for, and its constants their places there. Its one_by_one<kOp> is the op as
+// PyTorch calls it, for a kOp that takes the struct; what comes behind these arguments, kOp takes
+// behind it.
 #pragma once
 
 #include <array>
@@ -47,7 +48,8 @@ struct ArgumentShape {
   Index two_of, doubled;         // dimensions
   std::array<Index, 2> divided;  // sizes
   bool is_packed;
-  Index one;  // a size
+  Index one;    // a size
+  int8_t most;  // of the last dimension, kNoIndex is any
 };
 
 struct DtypeCase {
@@ -61,9 +63,10 @@ struct DtypeCase {
 struct Argument {
   const char* name;
   std::array<DtypeCase, 3> cases;
-  Index dtype_of;  // an argument
+  Index dtype_of;  // an argument, whose first tensor has the dtype
+  const char* dtype_remark;
   ArgumentShape shape;
-  bool is_changed;
+  bool is_changed, is_list, is_optional;
 };
 
 /// In calls without an argument, `size` is as large as `other`.
@@ -77,6 +80,7 @@ struct ArgumentTable {
   std::span<const Index> by_shape;  // the order in which shapes are checked
   std::span<const EqualSizes> equal_sizes;
   Index anchor;
+  Index counted_by;     // a list
   uint32_t complex_by;  // a bit for each argument
 };
 
@@ -84,12 +88,17 @@ struct ArgumentTable {
 template <size_t kCount>
 struct TableOf : ArgumentTable {};
 
-/// Null where the tensor is not given.
-inline const Tensor* pointer_to(const Tensor& tensor) {
-  return &tensor;
+/// The tensors of an argument: one, those of a list, or none where it is not given.
+using Entries = std::span<const Tensor>;
+inline Entries entries_of(const Tensor& tensor) {
+  return {&tensor, 1};
 }
-inline const Tensor* pointer_to(const std::optional<Tensor>& tensor) {
-  return tensor ? &*tensor : nullptr;
+inline Entries entries_of(const TensorList& list) {
+  return list;
+}
+template <class Given>
+Entries entries_of(const std::optional<Given>& argument) {
+  return argument ? entries_of(*argument) : Entries();
 }
 
 }  // namespace selective_scan::op

@@ -25,6 +25,7 @@ TABLES = {
     "kCausalConv1d": ("causal_conv1d", "CAUSAL_CONV1D"),
     "kCausalConv1dPrefill": ("causal_conv1d", "_PREFILL"),
     "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),
+    "kS6Step": ("_s6_step", "S6_STEP"),
 }
 _SCALAR_TYPES = {
     "float16": "Half",
@@ -38,8 +39,14 @@ _SCALAR_TYPES = {
     "bool": "Bool",
     "uint8": "Byte",
 }
-_OPTION_TYPES = {"bool": "bool", "int": "int64_t", "str": "std::string", "dtype": "ScalarType"}
-_PASSED_BY_VALUE = ("bool", "int64_t")
+_OPTION_TYPES = {
+    "bool": "bool",
+    "int": "int64_t",
+    "float": "double",
+    "str": "std::string",
+    "dtype": "ScalarType",
+}
+_PASSED_BY_VALUE = ("bool", "int64_t", "double")
 _MOST_SIZES = 24  # CheckedCall::kMost
 
 
@@ -110,42 +117,54 @@ class _Header:
             f"inline constexpr std::array<EqualSizes, {len(equal)}> {own[2]} = "
             f"{{{'{' if equal else ''}{', '.join(equal)}{'}' if equal else ''}}};\n"
             f"inline constexpr TableOf<{len(rows)}> {constant} = "
-            f"{{{{{', '.join(own)}, {places[table.anchor]}, {complex_by}u}}}};\n"
+            f"{{{{{', '.join(own)}, {places[table.anchor]}, {places.get(table.counted_by, -1)}, "
+            f"{complex_by}u}}}};\n"
         )
         self.tables.append(self._struct(f"{constant.removeprefix('k')}Arguments", table))
 
     def _struct(self, name: str, table) -> str:
         """That of the arguments; argument_table.h tells what it has."""
         members = [f"{self._type(argument)} {argument.name}" for argument in table.arguments]
-        pointers = [f"pointer_to({argument.name})" for argument in table.tensors]
+        places = ", ".join(_constant(argument.name) for argument in table.tensors)
+        entries = [f"entries_of({argument.name})" for argument in table.tensors]
         return (
-            f"struct {name} {{\n  {f';{chr(10)}  '.join(members)};\n\n"
-            f"  std::array<const Tensor*, {len(pointers)}> tensors() const {{\n"
-            f"    return {{{', '.join(pointers)}}};\n  }}\n"
+            f"struct {name} {{\n  enum : Index {{{places}}};\n"
+            f"  {f';{chr(10)}  '.join(members)};\n\n"
+            f"  std::array<Entries, {len(entries)}> tensors() const {{\n"
+            f"    return {{{', '.join(entries)}}};\n  }}\n"
             f"  template <auto kOp, class... Others>\n"
             f"  static auto one_by_one({', '.join(members)}, Others... others) {{\n"
             f"    return kOp({{{', '.join(table.names)}}}, others...);\n  }}\n}};\n"
         )
 
     def _type(self, argument) -> str:
-        is_tensor = isinstance(argument, self._table.TensorArgument)
-        type = "Tensor" if is_tensor else _OPTION_TYPES[argument.type.__name__]
+        if isinstance(argument, self._table.TensorList):
+            type = "TensorList"
+        elif isinstance(argument, self._table.TensorArgument):
+            type = "Tensor"
+        else:
+            type = _OPTION_TYPES[argument.type.__name__]
         if argument.optional:
             return f"const std::optional<{type}>&"
         return type if type in _PASSED_BY_VALUE else f"const {type}&"
 
     def _argument(self, argument, places: dict[str, int]) -> str:
-        dtypes, dtype_of, cases = argument.dtypes, -1, ()
+        dtypes, dtype_of, remark, cases = argument.dtypes, -1, "", ()
+        is_list = isinstance(argument, self._table.TensorList)
+        if is_list:
+            first = argument.same_dtype or argument.name
+            dtype_of, remark = places[first], f" (as {first}[0])"
         if isinstance(dtypes, self._table.DtypeOf):
-            dtype_of = places[dtypes.other]
+            dtype_of, remark = places[dtypes.other.removesuffix("[0]")], dtypes.remark
         elif isinstance(dtypes, self._table.Cases):
             cases = dtypes.cases
         elif isinstance(dtypes, tuple):
             cases = (self._table.Case(dtypes),)
         text = ", ".join(map(self._case, cases)) or '{{{}}, -1, -1, -1, false, ""}'
         return (
-            f'{{"{argument.name}", {{{{{text}}}}}, {dtype_of}, '
-            f"{self._shape(argument.shape, places)}, {_flag(argument.is_changed)}}}"
+            f'{{"{argument.name}", {{{{{text}}}}}, {dtype_of}, "{remark}", '
+            f"{self._shape(argument.shape, places)}, {_flag(argument.is_changed)}, "
+            f"{_flag(is_list)}, {_flag(argument.optional)}}}"
         )
 
     def _case(self, case) -> str:
@@ -171,6 +190,7 @@ class _Header:
             f"{{{{{divided[0]}, {divided[1]}}}}}",
             _flag(shape.is_packed),
             str(one),
+            str(-1 if shape.most is None else shape.most),
         ]
         return f"{{{', '.join(parts)}}}"
 

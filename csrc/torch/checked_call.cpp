@@ -25,36 +25,55 @@ std::string text_of(const Alternative& dims) {
 
 }  // namespace
 
+/// "x_proj[3]": text that a call which is right has no use for.
+std::string CheckedCall::name_of(const Entry& entry) const {
+  const Argument& argument = table_.arguments[entry.argument];
+  return argument.is_list ? joined({argument.name, "[", entry.place, "]"}) : argument.name;
+}
+
 void CheckedCall::check_kinds() {
-  const auto count = static_cast<Index>(table_.arguments.size());
-  for (Index i = 0; i < count; ++i) {
-    if (tensors_[i]) check_dense(table_.arguments[i].name, *tensors_[i]);
-  }
-  const Argument& anchor = table_.arguments[table_.anchor];
-  const Place place = place_of(*tensors_[table_.anchor]);
-  for (Index i = 0; i < count; ++i) {
-    if (!tensors_[i]) continue;
-    if (place_of(*tensors_[i]) != place) {
-      check_same_device(table_.arguments[i].name, *tensors_[i], anchor.name,
-                        *tensors_[table_.anchor]);
+  check_counts();
+  for_each_entry([&](const Entry& entry) {
+    if (!is_dense(entry.tensor)) check_dense(name_of(entry).c_str(), entry.tensor);
+  });
+  const Tensor& anchor = tensors_[table_.anchor].front();
+  const Place place = place_of(anchor);
+  for_each_entry([&](const Entry& entry) {
+    if (place_of(entry.tensor) != place) {
+      check_same_device(name_of(entry).c_str(), entry.tensor, table_.arguments[table_.anchor].name,
+                        anchor);
     }
-    dtypes_[i] = dtype_of(*tensors_[i]);
-    is_double_ = is_double_ || is_double_dtype(dtypes_[i]);
-    is_complex_ = is_complex_ || ((table_.complex_by >> i & 1) && is_complex_dtype(dtypes_[i]));
-  }
-  for (Index i = 0; i < count; ++i) {
-    if (tensors_[i]) check_dtype_of_argument(i);
+    if (entry.place > 0) return;  // it has the dtype of the first
+    const ScalarType dtype = dtypes_[entry.argument] = dtype_of(entry.tensor);
+    is_double_ = is_double_ || is_double_dtype(dtype);
+    is_complex_ =
+        is_complex_ || ((table_.complex_by >> entry.argument & 1) && is_complex_dtype(dtype));
+  });
+  for_each_entry([&](const Entry& entry) { check_dtype_of_entry(entry); });
+}
+
+void CheckedCall::check_counts() const {
+  if (table_.counted_by == kNoIndex) return;
+  const char* leader = table_.arguments[table_.counted_by].name;
+  const size_t wanted = tensors_[table_.counted_by].size();
+  if (wanted == 0) fail(leader, " must have at least one tensor, got none");
+  for (size_t i = 0; i < table_.arguments.size(); ++i) {
+    const Argument& argument = table_.arguments[i];
+    const size_t count = tensors_[i].size();
+    if (!argument.is_list || count == wanted || (count == 0 && argument.is_optional)) continue;
+    fail(argument.name, " must have as many tensors as ", leader, ", ", wanted, ", got ", count);
   }
 }
 
-void CheckedCall::check_dtype_of_argument(Index index) const {
-  const Argument& argument = table_.arguments[index];
-  const Tensor& tensor = *tensors_[index];
-  if (argument.dtype_of != kNoIndex) {
-    if (dtypes_[index] != dtypes_[argument.dtype_of]) {
-      check_dtype(argument.name, tensor, {dtypes_[argument.dtype_of]});
-    }
-    return;
+void CheckedCall::check_dtype_of_entry(const Entry& entry) const {
+  const Argument& argument = table_.arguments[entry.argument];
+  const Tensor& tensor = entry.tensor;
+  const ScalarType dtype = entry.place > 0 ? dtype_of(tensor) : dtypes_[entry.argument];
+  const bool is_own = argument.dtype_of == entry.argument && entry.place == 0;
+  if (argument.dtype_of != kNoIndex && !is_own) {
+    const ScalarType wanted = dtypes_[argument.dtype_of];
+    if (dtype == wanted) return;
+    check_dtype(name_of(entry).c_str(), tensor, {wanted}, argument.dtype_remark);
   }
   for (const DtypeCase& it : argument.cases) {
     if (it.is_complex != kNoIndex && it.is_complex != is_complex_) continue;
@@ -62,8 +81,8 @@ void CheckedCall::check_dtype_of_argument(Index index) const {
     if (it.needs_given && !limits_.is_given) continue;
     if (it.count == kNoIndex) return;
     const std::span<const ScalarType> allowed(it.dtypes.data(), static_cast<size_t>(it.count));
-    if (std::find(allowed.begin(), allowed.end(), dtypes_[index]) == allowed.end()) {
-      check_dtype(argument.name, tensor, allowed, it.remark);
+    if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
+      check_dtype(name_of(entry).c_str(), tensor, allowed, it.remark);
     }
     return;
   }
@@ -85,13 +104,12 @@ bool CheckedCall::holds(const ArgumentShape& shape, const Tensor& tensor) const 
     const int64_t block = tensor.dim() == rank ? tensor.size(rank - 1) : 0;
     return block > 0 && sizes_[shape.block_of] % block == 0;
   }
-  return shape.where == kNoIndex || tensors_[shape.where];
+  return shape.where == kNoIndex || !tensors_[shape.where].empty();
 }
 
-void CheckedCall::check_shape_of_argument(Index index) {
-  const Argument& argument = table_.arguments[index];
-  const ArgumentShape& shape = argument.shape;
-  const Tensor& tensor = *tensors_[index];
+void CheckedCall::check_shape_of_entry(const Entry& entry) {
+  const ArgumentShape& shape = table_.arguments[entry.argument].shape;
+  const Tensor& tensor = entry.tensor;
   const bool is_first = holds(shape, tensor);
   const Alternative* all = is_first ? shape.alternatives.data() : shape.otherwise.data();
   const Index count = is_first ? shape.count : 1;
@@ -103,23 +121,28 @@ void CheckedCall::check_shape_of_argument(Index index) {
     for (Index i = 1; i < count; ++i) {
       texts += (i + 1 < count ? ", " : " or ") + text_of(present(all[i]));
     }
-    fail(argument.name, " must be ", texts, ", got ", shape_text(tensor));
+    fail(name_of(entry), " must be ", texts, ", got ", shape_text(tensor));
   }
   Index& last = dims.dims[dims.rank - 1];
-  if (last == shape.two_of && is_complex_ && !is_complex_dtype(dtypes_[index])) {
+  if (last == shape.two_of && is_complex_ && !is_complex_dtype(dtypes_[entry.argument])) {
     last = shape.doubled;
   }
-  check_dims(argument, tensor, entries(dims), shape.one);
-  if (shape.divided[0] != kNoIndex) check_groups_of_argument(index, dims);
+  check_dims(entry, entries(dims));
+  if (shape.most != kNoIndex && tensor.size(dims.rank - 1) > shape.most) {
+    fail(name_of(entry), " must have ", kDimensions[last].name, " of 1 to ", shape.most, ", got ",
+         shape_text(tensor));
+  }
+  if (shape.divided[0] != kNoIndex) check_groups_of_entry(entry, dims);
   if (shape.is_packed && sizes_[kBatch] != 1) {
     const Index anchor = table_.anchor;
-    fail(table_.arguments[anchor].name, " must have batch of 1 where ", argument.name,
-         " is given, got ", shape_text(*tensors_[anchor]));
+    fail(table_.arguments[anchor].name, " must have batch of 1 where ", name_of(entry),
+         " is given, got ", shape_text(tensors_[anchor].front()));
   }
 }
 
-void CheckedCall::check_dims(const Argument& argument, const Tensor& tensor,
-                             std::span<const Index> dims, Index one) {
+void CheckedCall::check_dims(const Entry& entry, std::span<const Index> dims) {
+  const Tensor& tensor = entry.tensor;
+  const Index one = table_.arguments[entry.argument].shape.one;
   const auto sizes = tensor.sizes();
   std::array<Dim, 4> wanted{{{""}, {""}, {""}, {""}}};
   bool fits = sizes.size() == dims.size();
@@ -136,52 +159,52 @@ void CheckedCall::check_dims(const Argument& argument, const Tensor& tensor,
     const Dimension& dim = kDimensions[dims[i]];
     const int64_t known = size_of(dim);  // a name that comes twice was learned just now
     if (known == Dim::kAny) {
-      learn(argument, tensor, dim, sizes[i]);
+      learn(entry, dim, sizes[i]);
     } else {
       fits = known == sizes[i];
     }
   }
-  if (!fits) fail_on_shape(argument.name, tensor, {wanted.data(), dims.size()});
+  if (!fits) fail_on_shape(name_of(entry).c_str(), tensor, {wanted.data(), dims.size()});
   for (size_t i = 0; i < dims.size(); ++i) {
     const Dimension& dim = kDimensions[dims[i]];
     if (dim.least == kNoIndex) continue;
     const int64_t size = sizes[i];
     if (size < dim.least || (dim.most != kNoIndex && size > dim.most)) {
-      fail(argument.name, " must have ", dim.name, " of ",
+      fail(name_of(entry), " must have ", dim.name, " of ",
            dim.most == kNoIndex ? joined({"at least ", dim.least})
                                 : joined({dim.least, " to ", dim.most}),
            ", got ", shape_text(tensor));
     }
     if (dim.terms[0].size == kDstate && limits_.max_dstate > 0 && size > limits_.max_dstate) {
-      fail(argument.name, " must have dstate of at most ", limits_.max_dstate, " on ",
+      fail(name_of(entry), " must have dstate of at most ", limits_.max_dstate, " on ",
            device_name(tensor), ", got ", shape_text(tensor));
     }
   }
 }
 
-void CheckedCall::check_groups_of_argument(Index index, const Alternative& dims) {
+void CheckedCall::check_groups_of_entry(const Entry& entry, const Alternative& dims) {
   const bool has_groups = has(dims, kDimensionGroups);
   if (!has_groups && !has(dims, kDimensionBatch)) return;  // constant
-  const Argument& argument = table_.arguments[index];
+  const std::string name = name_of(entry);
   const auto all = entries(dims);
   const auto place = std::find(all.begin(), all.end(), kDimensionGroups) - all.begin();
-  const int64_t groups = has_groups ? tensors_[index]->size(place) : 1;
-  const auto [first, second] = argument.shape.divided;
+  const int64_t groups = has_groups ? entry.tensor.size(place) : 1;
+  const auto [first, second] = table_.arguments[entry.argument].shape.divided;
   const Index divided = sizes_[first] != Dim::kAny ? first : second;
-  check_groups(argument.name, groups, {kSizeNames[divided], sizes_[divided]});
+  check_groups(name.c_str(), groups, {kSizeNames[divided], sizes_[divided]});
   if (grouped_ != kNoIndex && groups != groups_) {
-    fail(argument.name, " must have as many groups as ", table_.arguments[grouped_].name, ", ",
-         groups_, ", got ", groups);
+    fail(name, " must have as many groups as ", table_.arguments[grouped_].name, ", ", groups_,
+         ", got ", groups);
   }
   groups_ = groups;
-  grouped_ = grouped_ == kNoIndex ? index : grouped_;
+  grouped_ = grouped_ == kNoIndex ? entry.argument : grouped_;
 }
 
 void CheckedCall::check_changed_tensors() const {
-  for (size_t i = 0; i < table_.arguments.size(); ++i) {
-    const Argument& argument = table_.arguments[i];
-    if (argument.is_changed && tensors_[i]) check_changed(argument.name, *tensors_[i]);
-  }
+  for_each_entry([&](const Entry& entry) {
+    if (!table_.arguments[entry.argument].is_changed) return;
+    check_changed(name_of(entry).c_str(), entry.tensor);
+  });
 }
 
 /// Dim::kAny where it is not known.
@@ -196,8 +219,7 @@ int64_t CheckedCall::size_of(const Dimension& dim) const {
 }
 
 /// The one of its terms that is not known yet. Each tensor may have another number of groups.
-void CheckedCall::learn(const Argument& argument, const Tensor& tensor, const Dimension& dim,
-                        int64_t size) {
+void CheckedCall::learn(const Entry& entry, const Dimension& dim, int64_t size) {
   size -= dim.constant;
   const Term* unknown = nullptr;
   for (const Term& term : dim.terms) {
@@ -210,7 +232,7 @@ void CheckedCall::learn(const Argument& argument, const Tensor& tensor, const Di
   }
   if (!unknown) return;
   if (size % unknown->factor != 0) {  // of x and z
-    fail(argument.name, " must have an even number of channels, got ", shape_text(tensor));
+    fail(name_of(entry), " must have an even number of channels, got ", shape_text(entry.tensor));
   }
   set(unknown->size, size / unknown->factor);
 }
@@ -218,7 +240,7 @@ void CheckedCall::learn(const Argument& argument, const Tensor& tensor, const Di
 void CheckedCall::set(Index size, int64_t value) {
   sizes_[size] = value;
   for (const EqualSizes& equal : table_.equal_sizes) {
-    const bool applies = equal.without == kNoIndex || !tensors_[equal.without];
+    const bool applies = equal.without == kNoIndex || tensors_[equal.without].empty();
     if (applies && equal.other == size) sizes_[equal.size] = value;
   }
 }

@@ -23,7 +23,7 @@ class CheckedCall {
   /// Checks layouts, devices and dtypes of the tensors, which are those of the table, in its order.
   template <size_t kCount>
   CheckedCall(const TableOf<kCount>& table, const Limits& limits,
-              const std::array<const Tensor*, kCount>& tensors)
+              const std::array<Entries, kCount>& tensors)
       : table_(table), limits_(limits) {
     static_assert(kCount <= kMost);
     std::copy(tensors.begin(), tensors.end(), tensors_.begin());
@@ -35,9 +35,10 @@ class CheckedCall {
   void check_shapes(const Before& before) {
     sizes_.fill(Dim::kAny);
     for (const Index argument : table_.by_shape) {
-      if (!tensors_[argument]) continue;
-      before(*tensors_[argument]);
-      check_shape_of_argument(argument);
+      for_each_entry(argument, [&](const Entry& entry) {
+        before(entry.tensor);
+        check_shape_of_entry(entry);
+      });
     }
     check_changed_tensors();
   }
@@ -55,23 +56,43 @@ class CheckedCall {
  private:
   static constexpr size_t kMost = 24;  // arguments, and as many sizes
 
+  /// A tensor of an argument.
+  struct Entry {
+    Index argument;
+    size_t place;  // in a list
+    const Tensor& tensor;
+  };
+
+  template <class Visit>
+  void for_each_entry(Index argument, const Visit& visit) const {
+    const Entries entries = tensors_[argument];
+    for (size_t i = 0; i < entries.size(); ++i) visit(Entry{argument, i, entries[i]});
+  }
+  /// Those of all arguments, in their order.
+  template <class Visit>
+  void for_each_entry(const Visit& visit) const {
+    const auto count = static_cast<Index>(table_.arguments.size());
+    for (Index argument = 0; argument < count; ++argument) for_each_entry(argument, visit);
+  }
+
   void check_kinds();
-  void check_dtype_of_argument(Index argument) const;
-  void check_shape_of_argument(Index argument);
-  void check_dims(const Argument& argument, const Tensor& tensor, std::span<const Index> dims,
-                  Index one);
-  void check_groups_of_argument(Index argument, const Alternative& dims);
+  void check_counts() const;
+  void check_dtype_of_entry(const Entry& entry) const;
+  void check_shape_of_entry(const Entry& entry);
+  void check_dims(const Entry& entry, std::span<const Index> dims);
+  void check_groups_of_entry(const Entry& entry, const Alternative& dims);
   void check_changed_tensors() const;
   Alternative present(const Alternative& dims) const;
   bool holds(const ArgumentShape& shape, const Tensor& tensor) const;
+  std::string name_of(const Entry& entry) const;
   int64_t size_of(const Dimension& dim) const;
-  void learn(const Argument& argument, const Tensor& tensor, const Dimension& dim, int64_t size);
+  void learn(const Entry& entry, const Dimension& dim, int64_t size);
   void set(Index size, int64_t value);
 
   const ArgumentTable& table_;
   const Limits limits_;
-  std::array<const Tensor*, kMost> tensors_;
-  std::array<ScalarType, kMost> dtypes_;
+  std::array<Entries, kMost> tensors_;
+  std::array<ScalarType, kMost> dtypes_;  // of an argument's first tensor
   std::array<int64_t, kMost> sizes_;
   bool is_complex_ = false, is_double_ = false;
   int64_t groups_ = 0;  // 0: B and C are constant, as far as they were looked at

@@ -45,7 +45,7 @@ PreparedStep::PreparedStep(const StepArguments& args, int64_t alignment)
     list = {next, list.size()};
     next += list.size();
   }
-  args_.tensors[StepArguments::kHidden] = {};
+  args_.tensors[StepArguments::Op::kHidden] = {};
   for (const Tensor& tensor : tensors_) layouts_.emplace_back(tensor);
 }
 
@@ -60,7 +60,7 @@ bool PreparedStep::is_as_it_was(const Tensor& hidden) const {
 StepParams PreparedStep::params_for(const Tensor& hidden, StepCall& made) const {
   if (!call_.copies.empty()) {  // whose values may have changed
     StepArguments args = args_;
-    args.tensors[StepArguments::kHidden] = {&hidden, 1};
+    args.tensors[StepArguments::Op::kHidden] = {&hidden, 1};
     made = make_step_call(args, alignment_);
     return made.params;
   }

@@ -20,8 +20,8 @@ class PreparedStep {
   /// The call's parameters, which are for this hidden as long as `made` lives.
   StepParams params_for(const Tensor& hidden, StepCall& made) const;
   /// None where the call has none.
-  OptionalTensor workspace() const { return args_.single(StepArguments::kWorkspace); }
-  OptionalTensor head() const { return args_.single(StepArguments::kHead); }
+  OptionalTensor workspace() const { return args_.single(StepArguments::Op::kWorkspace); }
+  OptionalTensor head() const { return args_.single(StepArguments::Op::kHead); }
 
  private:
   /// What PyTorch can change of a tensor without making another.

@@ -3,49 +3,32 @@
 
 #include <array>
 #include <optional>
-#include <span>
-#include <string>
 #include <vector>
 
 #include "../core/step_params.h"
+#include "argument_tables.h"
 #include "packed_sequences.h"
+#include "scan_arguments.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-using OptionalTensors = std::optional<TensorList>;
-
-/// The tensors of a call in the order of the schema. Lists have an entry for each layer, or none.
+/// The arguments of s6_step; their tensors are kept by PyTorch, or by a prepared step.
 struct StepArguments {
-  enum Index {
-    kHidden,
-    kNorm,
-    kInProj,
-    kInProjBias,
-    kConv,
-    kConvBias,
-    kXProj,
-    kDtProj,
-    kDtProjBias,
-    kALog,
-    kD,
-    kOutProj,
-    kOutProjBias,
-    kConvState,
-    kState,
-    kNormF,
-    kHead,
-    kIndices,
-    kWorkspace,
-    kArguments
-  };
+  using Op = tables::S6StepArguments;
 
-  std::array<std::span<const Tensor>, kArguments> tensors;
+  std::array<Entries, tables::kS6Step.arguments.size()> tensors;
   double eps;
   bool delta_softplus;
   Method method;
 
-  const Tensor& hidden() const { return tensors[kHidden].front(); }
+  StepArguments(const Op& op)
+      : tensors(op.tensors()),
+        eps(op.eps),
+        delta_softplus(op.delta_softplus),
+        method(parse_method(op.discretization_method)) {}
+
+  const Tensor& hidden() const { return tensors[Op::kHidden].front(); }
   bool has(Index argument) const { return !tensors[argument].empty(); }
   /// This is for what is no list.
   OptionalTensor single(Index argument) const {

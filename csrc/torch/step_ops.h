@@ -21,10 +21,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <memory>
-#include <string>
 
 #include "prepared_step.h"
-#include "scan_arguments.h"
 
 namespace selective_scan::op {
 
@@ -64,16 +62,17 @@ Tensor run_step(StepParams params, const Tensor& hidden, const OptionalTensor& h
 
 /// s6_step
 template <class Backend>
-Tensor step_once(const StepArguments& args) {
+Tensor step_once(const StepArguments::Op& op) {
+  const StepArguments args(op);
   const StepCall call = make_step_call(args, Backend::kAlignment);
-  return run_step<Backend>(call.params, args.hidden(), args.single(StepArguments::kHead),
-                           args.single(StepArguments::kWorkspace));
+  return run_step<Backend>(call.params, args.hidden(), args.single(StepArguments::Op::kHead),
+                           args.single(StepArguments::Op::kWorkspace));
 }
 
 /// s6_step_prepare: checks a call, and gives its number.
 template <class Backend>
-int64_t prepare_step(const StepArguments& args) {
-  return keep_prepared_step(std::make_shared<const PreparedStep>(args, Backend::kAlignment));
+int64_t prepare_step(const StepArguments::Op& op) {
+  return keep_prepared_step(std::make_shared<const PreparedStep>(op, Backend::kAlignment));
 }
 
 /// s6_step_again: the call of this number with this hidden; None where it is another call by now.
@@ -86,39 +85,11 @@ OptionalTensor step_again(const Tensor& hidden, int64_t number) {
   return run_step<Backend>(params, hidden, prepared->head(), prepared->workspace());
 }
 
-/// An op that has the arguments of s6_step.
-template <auto kOp>
-auto with_step_arguments(const Tensor& hidden, const OptionalTensors& norm,
-                         const TensorList& in_proj, const OptionalTensors& in_proj_bias,
-                         const TensorList& conv1d, const OptionalTensors& conv1d_bias,
-                         const TensorList& x_proj, const TensorList& dt_proj,
-                         const OptionalTensors& dt_proj_bias, const TensorList& A_log,
-                         const TensorList& D, const TensorList& out_proj,
-                         const OptionalTensors& out_proj_bias, const TensorList& conv_state,
-                         const TensorList& state, const OptionalTensor& norm_f,
-                         const OptionalTensor& head, const OptionalTensor& state_batch_indices,
-                         const OptionalTensor& workspace, double eps, bool delta_softplus,
-                         const std::string& discretization_method) {
-  using Entries = std::span<const Tensor>;
-  const auto one = [](const OptionalTensor& tensor) {
-    return tensor ? Entries(&*tensor, 1) : Entries();
-  };
-  const auto all = [](const OptionalTensors& tensors) {
-    return tensors ? Entries(*tensors) : Entries();
-  };
-  return kOp(StepArguments{
-      {Entries(&hidden, 1), all(norm), in_proj, all(in_proj_bias), conv1d, all(conv1d_bias), x_proj,
-       dt_proj, all(dt_proj_bias), A_log, D, out_proj, all(out_proj_bias), conv_state, state,
-       one(norm_f), one(head), one(state_batch_indices), one(workspace)},
-      eps,
-      delta_softplus,
-      parse_method(discretization_method)});
-}
-
 template <class Backend>
 void implement_step(auto& library) {
-  library.impl("s6_step", TORCH_BOX(&with_step_arguments<&step_once<Backend>>));
-  library.impl("s6_step_prepare", TORCH_BOX(&with_step_arguments<&prepare_step<Backend>>));
+  using Op = StepArguments::Op;
+  library.impl("s6_step", TORCH_BOX(&Op::one_by_one<&step_once<Backend>>));
+  library.impl("s6_step_prepare", TORCH_BOX(&Op::one_by_one<&prepare_step<Backend>>));
   library.impl("s6_step_again", TORCH_BOX(&step_again<Backend>));
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "joined_text.h"
 
@@ -15,6 +16,7 @@ namespace selective_scan::op {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using TensorList = std::vector<Tensor>;
 
 /// Throws "selective_scan: " and the parts. Not STD_TORCH_CHECK, which puts a source line in front
 /// of what the user should read.

@@ -17,7 +17,6 @@
 namespace selective_scan::op {
 
 using OptionalTensor = std::optional<Tensor>;
-using TensorList = std::vector<Tensor>;
 
 /// Real components per element.
 inline int64_t components(const Tensor& tensor) {
