@@ -58,6 +58,7 @@ def check(module, calls, folder, **options):
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_every_operator(device, tmp_path):
     names = (*operator_calls.DIFFERENTIABLE, *operator_calls.IN_PLACE)

@@ -443,6 +443,7 @@ def test_help_has_an_example(name):
     assert f"python benchmarks/{name} " in printed.partition("example:")[2]
 
 
+@pytest.mark.slow
 def test_ranks_are_set_against_one_of_them(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     program, record = BENCHMARKS / "benchmark_distributed.py", tmp_path / "rows.json"
@@ -512,6 +513,7 @@ def test_the_anchors_cover_every_shape_that_they_are_for():
         assert 0 < row["mamba_ssm_fwd_ms"] < row["mamba_ssm_bwd_ms"]
 
 
+@pytest.mark.slow
 def test_two_revisions_are_timed_in_turns(tmp_path):
     """Here the revision under test with itself: all its results have the same bits."""
     done = run_program(
@@ -540,6 +542,7 @@ def test_two_revisions_are_timed_in_turns(tmp_path):
     assert "median of 10 rows" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
     done = run_program(
         "compare_revisions.py", PACKAGE, PACKAGE, "--users", "--device", device, "--quick",
@@ -561,6 +564,7 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
     assert all(row["problem"] in summary for row in slower)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "status"), [(1000, 0), (0.001, 1)])
 def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, status):
     if device == "cuda":

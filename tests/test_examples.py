@@ -100,7 +100,7 @@ def test_text_is_learned_and_written(tmp_path):
     assert "bits per byte" in result.stderr  # the progress bar
 
 
-@pytest.mark.parametrize("opset", ["27", "18"])
+@pytest.mark.parametrize("opset", ["27", pytest.param("18", marks=pytest.mark.slow)])
 def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
     small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", "7"]
     few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]

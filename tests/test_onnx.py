@@ -31,7 +31,13 @@ def normal(request):
     return lambda *shape, dtype=torch.float32: torch.randn(shape, generator=random, dtype=dtype)
 
 
-@pytest.fixture(params=OPSETS, ids=lambda opset: f"opset{opset}")
+LATEST, *OLDER = OPSETS
+
+
+@pytest.fixture(
+    params=[LATEST, *(pytest.param(opset, marks=pytest.mark.slow) for opset in OLDER)],
+    ids=lambda opset: f"opset{opset}",
+)
 def opset(request):
     return request.param
 

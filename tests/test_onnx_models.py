@@ -33,6 +33,10 @@ def rows(*sizes):
 ROWS = ((2, 9), (3, 1), (1, 40))
 
 
+def _slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("options", [{}, {"dt_min": 0.2, "dt_max": 1.0, "rotary": True}], ids=str)
 def test_s6(options, tmp_path):
     model = S6(D_MODEL, d_state=4, depth=1, **options)
@@ -51,7 +55,7 @@ def test_the_trapezoid_is_refused():
         export(model, *rows((2, 9)))
 
 
-@pytest.mark.parametrize(("bidirectional", "opset"), [(False, 27), (True, 27), (True, 18)])
+@pytest.mark.parametrize(("bidirectional", "opset"), [(False, 27), (True, 27), _slow(True, 18)])
 def test_mixer(bidirectional, opset, tmp_path):
     model = MambaMixer(D_MODEL, d_state=4, bidirectional=bidirectional)
     check(model, rows(*ROWS), tmp_path / "model.onnx", opset)
@@ -63,7 +67,7 @@ def test_mamba_of_compat(bimamba_type, tmp_path):
     check(model, rows(*ROWS), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["Vim", "MambaVision", "VMamba"])
+@pytest.mark.parametrize("name", [_slow("Vim"), "MambaVision", "VMamba"])
 def test_vision(name, tmp_path):
     """A block as published; images of any number and height."""
     function = mamba_inner_fn if name == "Vim" else selective_scan_fn
@@ -110,7 +114,7 @@ class Continued(nn.Module):
         return out, *states
 
 
-@pytest.mark.parametrize(("steps", "opset"), [(None, 27), (None, 18), (1, 27)])
+@pytest.mark.parametrize(("steps", "opset"), [(None, 27), _slow(None, 18), (1, 27)])
 def test_s6_goes_on_from_its_cache(steps, opset, tmp_path):
     """With any number of steps, or with one, which is an operator of its own in PyTorch."""
     model = Continued(S6(D_MODEL, d_state=4, depth=2))
