@@ -1,7 +1,7 @@
 """Times the selective scan against the machine's limits, other kernels and the reference.
 
---users times the calls that published models make, beside mamba_ssm where that imports: the only
-ones that must be fast. All else is for a closer look.
+--users times the calls that published models make, beside mamba_ssm where that imports, on a CPU
+beside the reference: the only ones that must be fast. All else is for a closer look.
 
 The kernels are called through torch.ops without autograd, after a check of their results against
 fp64 in the same run. Without --shapes the device's whole suite is measured; --shapes, --dtype,
@@ -42,7 +42,7 @@ from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
 from harness.cliffs import choose_points, measure_point
 from harness.operators import Scan, Tensors, make_scan
-from harness.peers import Anchors, mamba_ssm_passes, textbook_scan
+from harness.peers import Anchors, is_for_the_reference, mamba_ssm_passes, textbook_scan
 from harness.problems import (
     DTYPES,
     LAYOUTS,
@@ -58,9 +58,6 @@ from harness.user_calls import Timed, prepare
 from harness.users import Call, ScanCall, calls
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# Above this one run of the reference takes longer than is worth waiting for.
-_MOST_REFERENCE_UPDATES = 1 << 25
-_MOST_REFERENCE_STEPS = 1 << 12
 _MOST_COMPILED_STEPS = 128  # the compiler unrolls the reference's loop over time
 _HOST_SHAPES = {"cuda": "launch-bound", "cpu": "one-call"}
 _MIB = 1 << 20
@@ -147,10 +144,8 @@ def time_references(scan: Scan, options: argparse.Namespace) -> dict[str, dict[s
     problem = scan.problem
     is_scan = problem.operator == "selective_scan"
     is_plain = problem.variant.name == "plain" and problem.method == "zoh"
-    is_small = (
-        problem.updates <= _MOST_REFERENCE_UPDATES and problem.shape.seqlen <= _MOST_REFERENCE_STEPS
-    )
-    if not (options.reference_runs and is_small and (is_plain or not is_scan)):
+    is_asked_for = options.reference_runs > 0 and (is_plain or not is_scan)
+    if not (is_asked_for and is_for_the_reference(problem)):
         return {}
     leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
     functions = {"reference": scan.reference}
@@ -314,18 +309,17 @@ def measure_host(options: argparse.Namespace) -> list[records.Row]:
 
 
 def measure_call(call: Call, options: argparse.Namespace) -> list[records.Row]:
-    """Checks a user's call, then times its passes and mamba_ssm's in turns."""
+    """Checks a user's call, then times its passes and its peer's in turns."""
     prepared = prepare(call, options.device, options.seed)
     error = prepared.check()
-    parties = {"ours": prepared.passes}
-    if options.device.type == "cuda":
-        parties["mamba_ssm"] = prepared.peer()
+    peer = "mamba_ssm" if options.device.type == "cuda" else "selective_scan_ref"
+    parties = {"ours": prepared.passes, peer: prepared.peer()}
     limits = {name: getattr(options, name) for name in ("warmup", "runs", "budget")}
     times = Timed(parties, options.device).sample(**limits)
     rows = []
     for which, samples in times["ours"].items():
         time = Timing.of(samples)
-        theirs = times.get("mamba_ssm", {}).get(which)
+        theirs = times.get(peer, {}).get(which)
         peer_ms = Timing.of(theirs).median if theirs else None
         rows.append(
             {
@@ -339,7 +333,7 @@ def measure_call(call: Call, options: argparse.Namespace) -> list[records.Row]:
                 "threads": torch.get_num_threads(),
                 "time": dataclasses.asdict(time),
                 "error": error,
-                "peer": "mamba_ssm" if theirs else None,
+                "peer": peer if theirs else None,
                 "peer_ms": peer_ms,
                 "speedup_over_peer": peer_ms and peer_ms / time.median,
             }
@@ -366,8 +360,7 @@ SWEEPS = {
     "users": Sweep(
         choose_calls,
         measure_call,
-        "name sizes dtype variant which=pass time=ms peer_ms=mamba_ssm's_ms "
-        "speedup_over_peer=×_mamba_ssm error",
+        "name sizes dtype variant which=pass time=ms peer peer_ms speedup_over_peer=×_peer error",
         plots.plot_users,
     ),
     "cliffs": Sweep(

@@ -227,6 +227,8 @@ def test_users(tmp_path, device):
         assert row["error"] is None if row["kind"] == "token" else 0 < row["error"] < 2e-2
         ratio = row["peer_ms"] and pytest.approx(row["peer_ms"] / row["time"]["median"])
         assert row["speedup_over_peer"] == ratio
+        if device == "cpu":
+            assert row["peer"] == ("selective_scan_ref" if row["kind"] == "scan" else None)
     assert_is_png(tmp_path / "small_users.png")
 
 

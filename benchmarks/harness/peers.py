@@ -1,5 +1,5 @@
 """What the kernels are compared with: mamba_ssm's kernels and models where it is importable, or
-times from a file; and the scan as textbooks write it in PyTorch."""
+times from a file; and the reference, and the scan as textbooks write it in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from harness.operators import Scan
 from harness.problems import Problem
 
 _FOLDER = Path(__file__).resolve().parents[1] / "anchors"
+# Above this one run of the reference takes longer than is worth waiting for.
+_MOST_REFERENCE_UPDATES = 1 << 27
+_MOST_REFERENCE_STEPS = 1 << 12
 _DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
 
 
@@ -170,6 +173,30 @@ def _token_of(
         return model(tokens, inference_params=past, num_last_tokens=1).logits
 
     return token
+
+
+def is_for_the_reference(problem: Problem) -> bool:
+    """Whether the reference solves it in a time that is worth waiting for."""
+    is_short = problem.shape.seqlen <= _MOST_REFERENCE_STEPS
+    return is_short and problem.updates <= _MOST_REFERENCE_UPDATES
+
+
+def reference_passes(scan: Scan) -> dict[str, Callable[[], object]]:
+    """selective_scan_ref and its backward pass, which is what there is on a CPU without kernels;
+    none where they take too long."""
+    if not is_for_the_reference(scan.problem):
+        return {}
+    leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
+    inputs, out = list(leaves.values()), scan.reference(leaves)
+
+    @torch.no_grad()
+    def forward() -> torch.Tensor:
+        return scan.reference(scan.tensors)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, inputs, scan.dout, retain_graph=True)
+
+    return {"forward": forward, "backward": backward}
 
 
 def textbook_scan(

@@ -130,10 +130,10 @@ def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> None:
 
 
 def plot_users(rows: Sequence[Row], device: str, path: Path) -> None:
-    """How many times as fast as mamba_ssm users' scans are; where that is not there, their time."""
+    """How many times as fast as their peer users' scans are; where there is none, their time."""
     scans = [row for row in rows if row["kind"] == "scan"]
     compared = [row for row in scans if row["peer_ms"]]
-    what = "speedup over mamba_ssm" if compared else "ms"
+    what = f"speedup over {compared[0]['peer']}" if compared else "ms"
     panels: dict[str, list[Row]] = {}
     for row in compared or scans:
         panels.setdefault(row["dtype"], []).append(row)

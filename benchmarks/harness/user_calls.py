@@ -11,7 +11,12 @@ from torch import Tensor
 from harness.checks import check
 from harness.models import LanguageModel, check_layer, model_step
 from harness.operators import make_scan
-from harness.peers import mamba_ssm_layers, mamba_ssm_passes, mamba_ssm_token
+from harness.peers import (
+    mamba_ssm_layers,
+    mamba_ssm_passes,
+    mamba_ssm_token,
+    reference_passes,
+)
 from harness.problems import DTYPES
 from harness.timing import in_graph, sample
 from harness.users import Call, LayerCall, ScanCall, TokenCall
@@ -30,7 +35,8 @@ class Prepared:
         passes: what is timed, by name.
         results: what either pass computes, by name.
         check: compares with the reference, and returns the error, where there is such a check.
-        peer: makes mamba_ssm's passes, none where it is not importable or has no such call.
+        peer: makes mamba_ssm's passes, on a CPU the reference's of a scan; none where there is no
+            such call, or mamba_ssm is not importable.
     """
 
     passes: Passes
@@ -61,6 +67,8 @@ def _prepare_scan(call: ScanCall, device: torch.device, seed: int) -> Prepared:
         passes = {which: found[which] for which in ("forward", "backward")}
 
     def peer() -> Passes:
+        if device.type == "cpu":
+            return reference_passes(scan)
         found = mamba_ssm_passes(scan, backward=True)
         if not found:
             return {}
@@ -81,7 +89,8 @@ def _prepare_layers(call: LayerCall, device: torch.device) -> Prepared:
     passes = model_step(model, x, dtype).passes()
 
     def peer() -> Passes:
-        other = mamba_ssm_layers(call.d_model, call.layers)
+        is_there = device.type == "cuda"
+        other = mamba_ssm_layers(call.d_model, call.layers) if is_there else None
         return {} if other is None else model_step(other.to(device), x, dtype).passes()
 
     return Prepared(
@@ -108,7 +117,8 @@ def _prepare_token(call: TokenCall, device: torch.device) -> Prepared:
         return {"token": [token()]}
 
     def peer() -> Passes:
-        other = mamba_ssm_token(tokens, *sizes, dtype)
+        is_there = device.type == "cuda"
+        other = mamba_ssm_token(tokens, *sizes, dtype) if is_there else None
         return {} if other is None else {"token": other}
 
     return Prepared({"token": token}, results, lambda: None, peer)
