@@ -75,7 +75,7 @@ def milliseconds(row: Row | None) -> str:
     if row is None:
         return ""
     faster = row.get("speedup_over_peer")
-    return figure(row["time"]["median"]) + (f" ({faster:.2f}×)" if faster else "")
+    return figure(row["time"]["median"]) + (f" ({figure(faster)}×)" if faster else "")
 
 
 def sizes(row: Row) -> str:
@@ -341,6 +341,8 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "packed": (packed, ("h200_packed",)),
     "serving": (serving, ("h200_serving",)),
     "matrix": (matrix, ("h200_matrix",)),
+    "cpu users' scans": (scans, ("cpu_users",)),
+    "cpu users' models": (models, ("cpu_users",)),
     "cpu": (cpu, ("cpu", "cpu_ipex")),
     "cpu methods": (
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu",),
