@@ -75,7 +75,10 @@ def milliseconds(row: Row | None) -> str:
     if row is None:
         return ""
     faster = row.get("speedup_over_peer")
-    return figure(row["time"]["median"]) + (f" ({figure(faster)}×)" if faster else "")
+    if not faster:
+        return figure(row["time"]["median"])
+    text = f"{faster:.2f}" if faster < 10 else figure(faster)
+    return f"{figure(row['time']['median'])} ({text}×)"
 
 
 def sizes(row: Row) -> str:

@@ -253,7 +253,7 @@ def test_tables_of_users_calls(tables, monkeypatch, tmp_path):
 
     rows = [
         row("scan", "first", [2, 8, 16, 4, 2], "forward", 0.125, 2.0),
-        row("scan", "first", [2, 8, 16, 4, 2], "backward", 0.5),
+        row("scan", "first", [2, 8, 16, 4, 2], "backward", 0.5, 33.71),
         row("scan", "second", [1, 8, 16, 4, 1], "forward", 1.0, 0.5),
         row("layer", "model", [2, 16, 32, 1], "forward + backward", 12.0, 1.5),
         row("token", "word", [3, 32, 4], "token", 4.0, 0.75),
@@ -269,7 +269,7 @@ def test_tables_of_users_calls(tables, monkeypatch, tmp_path):
     assert list(tables.write_table("users' scans"))[2:] == [
         "| call | batch, dim, seqlen, dstate | dtype | forward | backward |",
         "| --- | --- | --- | --- | --- |",
-        "| first | 2, 8, 16, 4, 2 groups | float16 | 0.125 (2.00×) | 0.500 |",
+        "| first | 2, 8, 16, 4, 2 groups | float16 | 0.125 (2.00×) | 0.500 (33.7×) |",
         "| second | 1, 8, 16, 4 | float16 | 1.00 (0.50×) |  |",
         "",
         "`fake_users.json`: a GPU, torch 2, revision not recorded, 2026-01-02.",
