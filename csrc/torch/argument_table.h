@@ -2,7 +2,7 @@
 // tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more.
 //
 // There is a struct of each table's arguments beside it, in the order of the op. Its tensors() are
-// what the table is for, and its constants their places there. Its one_by_one<kOp> is the op as
+// what the table is for, and its constants are indices of these. Its one_by_one<kOp> is the op as
 // PyTorch calls it, for a kOp that takes the struct; what comes behind these arguments, kOp takes
 // behind it.
 #pragma once

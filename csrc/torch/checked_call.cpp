@@ -28,7 +28,7 @@ std::string text_of(const Alternative& dims) {
 /// "x_proj[3]": text that a call which is right has no use for.
 std::string CheckedCall::name_of(const Entry& entry) const {
   const Argument& argument = table_.arguments[entry.argument];
-  return argument.is_list ? joined({argument.name, "[", entry.place, "]"}) : argument.name;
+  return argument.is_list ? joined({argument.name, "[", entry.number, "]"}) : argument.name;
 }
 
 void CheckedCall::check_kinds() {
@@ -43,7 +43,7 @@ void CheckedCall::check_kinds() {
       check_same_device(name_of(entry).c_str(), entry.tensor, table_.arguments[table_.anchor].name,
                         anchor);
     }
-    if (entry.place > 0) return;  // it has the dtype of the first
+    if (entry.number > 0) return;  // it has the dtype of the first
     const ScalarType dtype = dtypes_[entry.argument] = dtype_of(entry.tensor);
     is_double_ = is_double_ || is_double_dtype(dtype);
     is_complex_ =
@@ -68,8 +68,8 @@ void CheckedCall::check_counts() const {
 void CheckedCall::check_dtype_of_entry(const Entry& entry) const {
   const Argument& argument = table_.arguments[entry.argument];
   const Tensor& tensor = entry.tensor;
-  const ScalarType dtype = entry.place > 0 ? dtype_of(tensor) : dtypes_[entry.argument];
-  const bool is_own = argument.dtype_of == entry.argument && entry.place == 0;
+  const ScalarType dtype = entry.number > 0 ? dtype_of(tensor) : dtypes_[entry.argument];
+  const bool is_own = argument.dtype_of == entry.argument && entry.number == 0;
   if (argument.dtype_of != kNoIndex && !is_own) {
     const ScalarType wanted = dtypes_[argument.dtype_of];
     if (dtype == wanted) return;

@@ -59,7 +59,7 @@ class CheckedCall {
   /// A tensor of an argument.
   struct Entry {
     Index argument;
-    size_t place;  // in a list
+    size_t number;  // in a list
     const Tensor& tensor;
   };
 

@@ -39,6 +39,16 @@ std::string dim_names(std::span<const Dim> dims) {
   return tuple_text(dims, [](const Dim& dim) { return dim.name; });
 }
 
+/// Whether its sizes are these, as far as they are known.
+bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
+  const auto sizes = tensor.sizes();
+  if (sizes.size() != dims.size()) return false;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i].size != Dim::kAny && dims[i].size != sizes[i]) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void fail_with(std::initializer_list<TextPart> parts) {
@@ -142,15 +152,6 @@ Place place_of(const Tensor& tensor) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &place.index));
   return place;
-}
-
-bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
-  const auto sizes = tensor.sizes();
-  if (sizes.size() != dims.size()) return false;
-  for (size_t i = 0; i < dims.size(); ++i) {
-    if (dims[i].size != Dim::kAny && dims[i].size != sizes[i]) return false;
-  }
-  return true;
 }
 
 void check_dense(const char* name, const Tensor& tensor) {

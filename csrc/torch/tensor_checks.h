@@ -56,8 +56,6 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 Place place_of(const Tensor& tensor);
-/// Whether its sizes are these, as far as they are known.
-bool has_shape(const Tensor& tensor, std::span<const Dim> dims);
 
 void check_dense(const char* name, const Tensor& tensor);
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
