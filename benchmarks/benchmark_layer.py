@@ -91,7 +91,7 @@ def make_models(shape: LayerCall, device: torch.device) -> dict[str, nn.Module]:
         "S6": S6(shape.d_model, depth=shape.layers),
         "S6 bidirectional": S6(shape.d_model, depth=shape.layers, bidirectional=True),
     }
-    peer = mamba_ssm_layers(shape.d_model, shape.layers) if device.type == "cuda" else None
+    peer = mamba_ssm_layers(shape.d_model, shape.layers, device)
     if peer is not None:
         models["mamba_ssm"] = peer
     return {name: model.to(device) for name, model in models.items()}

@@ -122,21 +122,25 @@ class Residual(nn.Module):
         return x + self.layer(self.norm(x))
 
 
-def mamba_ssm_layers(d_model: int, depth: int) -> nn.Module | None:
-    """A model of its layers as S6 is one of ours, if it can be had."""
+def mamba_ssm_layers(d_model: int, depth: int, device: torch.device) -> nn.Module | None:
+    """A model of its layers as S6 is one of ours, on a GPU where it can be had."""
+    if device.type != "cuda":
+        return None
     try:
         from mamba_ssm import Mamba
     except ImportError:
         return None
     layers = [Residual(Mamba(d_model), d_model) for _ in range(depth)]
-    return nn.Sequential(*layers, nn.RMSNorm(d_model, eps=1e-5))
+    return nn.Sequential(*layers, nn.RMSNorm(d_model, eps=1e-5)).to(device)
 
 
 def mamba_ssm_token(
     tokens: torch.Tensor, vocabulary: int, d_model: int, depth: int, dtype: torch.dtype
 ) -> Callable[[], torch.Tensor] | None:
-    """A token of each sequence through its language model, as its `generate` calls that, if it
-    can be had."""
+    """A token of each sequence through its language model, as its `generate` calls that, on a GPU
+    where it can be had."""
+    if not tokens.is_cuda:
+        return None
     try:
         from mamba_ssm.models.config_mamba import MambaConfig
         from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel

@@ -11,12 +11,7 @@ from torch import Tensor
 from harness.checks import check
 from harness.models import LanguageModel, check_layer, model_step
 from harness.operators import make_scan
-from harness.peers import (
-    mamba_ssm_layers,
-    mamba_ssm_passes,
-    mamba_ssm_token,
-    reference_passes,
-)
+from harness.peers import mamba_ssm_layers, mamba_ssm_passes, mamba_ssm_token, reference_passes
 from harness.problems import DTYPES
 from harness.timing import in_graph, sample
 from harness.users import Call, LayerCall, ScanCall, TokenCall
@@ -89,9 +84,8 @@ def _prepare_layers(call: LayerCall, device: torch.device) -> Prepared:
     passes = model_step(model, x, dtype).passes()
 
     def peer() -> Passes:
-        is_there = device.type == "cuda"
-        other = mamba_ssm_layers(call.d_model, call.layers) if is_there else None
-        return {} if other is None else model_step(other.to(device), x, dtype).passes()
+        other = mamba_ssm_layers(call.d_model, call.layers, device)
+        return {} if other is None else model_step(other, x, dtype).passes()
 
     return Prepared(
         passes,
@@ -117,8 +111,7 @@ def _prepare_token(call: TokenCall, device: torch.device) -> Prepared:
         return {"token": [token()]}
 
     def peer() -> Passes:
-        is_there = device.type == "cuda"
-        other = mamba_ssm_token(tokens, *sizes, dtype) if is_there else None
+        other = mamba_ssm_token(tokens, *sizes, dtype)
         return {} if other is None else {"token": other}
 
     return Prepared({"token": token}, results, lambda: None, peer)
