@@ -46,17 +46,18 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   const int64_t dim = params.dim, inner = params.inner, projections = params.projections();
   const int64_t blocks = std::max<int64_t>(
       1, std::min({int64_t{device.multiprocessors}, inner / kFewestChannels, dim / kChannelUnit}));
-  const int64_t channels = ceil_div(inner / kChannelUnit, blocks) * kChannelUnit;
+  const int channels = static_cast<int>(ceil_div(inner / kChannelUnit, blocks)) * kChannelUnit;
   const int64_t outputs = ceil_div(dim / kChannelUnit, blocks) * kChannelUnit;
   plan.blocks = static_cast<int>(blocks);
   plan.padded_rows = rows > 8 ? 16 : 8;
+  plan.lane_entries = rows > 8 ? 4 : params.batch > entries_beside(channels) ? 2 : 1;
   plan.inverse_dim = 1 / static_cast<float>(dim);
   plan.eps = static_cast<float>(params.eps);
   const int64_t values_of_word = size == 2 ? 2 : 1;
   plan.stream_pairs = row_pairs(dim / values_of_word / 2);
   plan.inner_pairs = row_pairs(inner / values_of_word / 2);
 
-  const int64_t reals = plan.padded_rows * static_cast<int64_t>(sizeof(float));
+  const int64_t reals = row_pitch(plan.padded_rows) * static_cast<int64_t>(sizeof(float));
   Arena bytes{128};
   const auto take = [&](int64_t count) { return static_cast<int>(bytes.take(count)); };
   SharedLayout& shared = plan.shared;

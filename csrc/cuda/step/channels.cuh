@@ -40,28 +40,7 @@ __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t
   }
 }
 
-/// A channel of a batch entry.
-struct Item {
-  bool exists;
-  bool has_state;
-  int local;
-  int entry;
-  int64_t channel;
-  int64_t slot;
-};
-template <class W, int kRows>
-__device__ __forceinline__ Item item_at(const Block<W, kRows>& own, int index) {
-  Item item;
-  item.exists = index < own.channels.count * static_cast<int>(own.params.batch);
-  item.entry = item.exists ? static_cast<int>(__umulhi(index, own.inverse_channels)) : 0;
-  item.local = item.exists ? index - item.entry * own.channels.count : 0;
-  item.channel = own.channels.first + item.local;
-  item.slot = own.params.slot(item.entry);
-  item.has_state = item.exists && item.slot != StepParams::kNoSlot;
-  return item;
-}
-
-/// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
+/// x of own channels behind the convolution, which is sent: a thread has a channel of a row.
 /// Those that do not multiply do this, while the others begin with z. All meet before, although
 /// these alone would do: it costs nothing, and racecheck does not follow a barrier of some warps.
 template <class W, int kRows>
@@ -77,13 +56,13 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   const int lane = thread % kWarpSize;
 #pragma unroll 1
   for (int first = thread - lane; first < items; first += kFinishThreads) {
-    const Item item = item_at(own, first + lane);
-    const float* const x = own.in() + item.local * kRows + item.entry * steps;
-    const float* const given = inputs + item.local;
+    const auto [local, entry, exists] =
+        own.channel_at(first + lane, static_cast<int>(params.batch));
+    const float* const x = own.in() + value_index<kRows>(local, entry * steps);
+    const float* const given = inputs + local;
     const float* const taps = given + kFirstTap * channels;
-    const float* const kept = taps + (width + item.entry * (width - 1)) * channels;
+    const float* const kept = taps + (width + entry * (width - 1)) * channels;
     const float bias = given[kConvBias * channels], x_bias = given[kXBias * channels];
-    // What the convolution sees: its state, then the steps.
     const auto seen = [&](int at) {
       return at < width - 1 ? kept[at * channels] : x[at - (width - 1)] + x_bias;
     };
@@ -93,13 +72,14 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
 #pragma unroll 4
       for (int k = 0; k < width; ++k) sum = fmaf(taps[k * channels], seen(step + k), sum);
       const float value = device_silu(sum);
-      const int row = item.entry * steps + step;
-      if (item.exists) own.x()[item.local * kRows + row] = value;
-      send_channel<1>(own, own.exchange.x, own.epoch + kX, item.exists, item.local, row, value);
+      const int row = entry * steps + step;
+      if (exists) own.x()[value_index<kRows>(local, row)] = value;
+      send_channel<1>(own, own.exchange.x, own.epoch + kX, exists, local, row, value);
     }
-    if (!item.has_state) continue;
+    const int64_t slot = params.slot(entry);
+    if (!exists || slot == StepParams::kNoSlot) continue;
     const ArrayView& view = params.conv_state;
-    const int64_t state = item.slot * view.batch + item.channel * view.channel;
+    const int64_t state = slot * view.batch + (own.channels.first + local) * view.channel;
 #pragma unroll 1
     for (int k = 0; k + 1 < width; ++k) {
       store_element(layer.conv_state, view.dtype, state + k * view.step, seen(steps + k));
@@ -107,46 +87,73 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   }
 }
 
-// So many lanes share a channel, and each has so many of its states at a time.
-constexpr int kChannelLanes = 8;
-constexpr int kLaneStates = 2;
-constexpr int kTurnStates = kChannelLanes * kLaneStates;
-constexpr int kItems = kComputeThreads / kChannelLanes;  // at a time
-
-/// What a lane has of a channel: states `first` and those kChannelLanes behind one another.
-struct ItemStates {
-  Item item;
-  int first;
-  RawElement A_log[kLaneStates], h[kLaneStates];
+/// What a lane has at a time of a channel: two of its states, kChannelLanes behind one another, of
+/// kEntries batch entries, `stride` behind one another.
+template <int kEntries>
+struct LaneStates {
+  int local;
+  int first;  // of the states
+  int entry;
+  int stride;
+  bool exist[kEntries];
+  RawElement A_log[kLaneStates], h[kEntries][kLaneStates];
 
   __device__ __forceinline__ int number(int i) const { return first + i * kChannelLanes; }
-  __device__ __forceinline__ int64_t offset(const ArrayView& view, int i) const {
-    return item.slot * view.batch + item.channel * view.channel + number(i) * view.state;
-  }
+  __device__ __forceinline__ bool any_exist() const { return __any_sync(kFullMask, exist[0]); }
 };
-template <class W, int kRows>
-__device__ __forceinline__ ItemStates fetch_states(const Block<W, kRows>& own,
-                                                   const StepLayer& layer, int first_item,
-                                                   int first_state) {
+
+/// Calls visit(entry, index of the state in memory) for the entries that have one.
+template <int kEntries, class W, int kRows, class Visit>
+__device__ __forceinline__ void for_each_slot(const Block<W, kRows>& own,
+                                              const LaneStates<kEntries>& states,
+                                              const Visit& visit) {
+  const ArrayView& view = own.params.state;
+#pragma unroll
+  for (int e = 0; e < kEntries; ++e) {
+    if (!states.exist[e]) break;
+    const int64_t slot = own.params.slot(states.entry + e * states.stride);
+    if (slot == StepParams::kNoSlot) continue;
+    visit(e, slot * view.batch + (own.channels.first + states.local) * view.channel +
+                 states.first * view.state);
+  }
+}
+
+/// Starts loading them.
+template <int kEntries, class W, int kRows>
+__device__ __forceinline__ void fetch_states(const Block<W, kRows>& own, const StepLayer& layer,
+                                             LaneStates<kEntries>& states) {
   const StepParams& params = own.params;
-  ItemStates states;
-  const Item item = item_at(own, first_item + static_cast<int>(threadIdx.x) / kChannelLanes);
-  states.item = item;
-  states.first = first_state + static_cast<int>(threadIdx.x) % kChannelLanes;
+  const bool has_channel = states.local < own.channels.count;
+#pragma unroll
+  for (int e = 0; e < kEntries; ++e) {
+    states.exist[e] = has_channel && states.entry + e * states.stride < params.batch;
+  }
+  const int64_t channel = own.channels.first + (has_channel ? states.local : 0);
 #pragma unroll
   for (int i = 0; i < kLaneStates; ++i) {
     const int n = states.number(i);
     if (n >= params.dstate) break;
-    states.A_log[i] = RawElement(layer.A_log, params.A_dtype, item.channel * params.dstate + n);
-    if (!item.has_state) continue;
-    states.h[i] = RawElement(layer.state, params.state.dtype, states.offset(params.state, i));
+    states.A_log[i] = RawElement(layer.A_log, params.A_dtype, channel * params.dstate + n);
   }
-  return states;
+#pragma unroll
+  for (auto& of_entry : states.h) {
+#pragma unroll
+    for (RawElement& h : of_entry) h = {};
+  }
+  for_each_slot(own, states, [&](int e, int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kLaneStates; ++i) {
+      if (states.number(i) >= params.dstate) break;
+      states.h[e][i] = RawElement(layer.state, params.state.dtype,
+                                  first + i * kChannelLanes * params.state.state);
+    }
+  });
 }
 
 using StepPole = Pole<float>;
-template <class W, int kRows>
-__device__ __forceinline__ void find_poles(const Block<W, kRows>& own, const ItemStates& states,
+template <int kEntries, class W, int kRows>
+__device__ __forceinline__ void find_poles(const Block<W, kRows>& own,
+                                           const LaneStates<kEntries>& states,
                                            StepPole (&poles)[kLaneStates]) {
 #pragma unroll
   for (int i = 0; i < kLaneStates; ++i) {
@@ -157,95 +164,129 @@ __device__ __forceinline__ void find_poles(const Block<W, kRows>& own, const Ite
 
 /// All steps of some states. y of their channel, a sum over states, is sent behind the last of
 /// them.
-template <class W, int kRows>
+template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const StepLayer& layer,
-                                            const float* inputs, const ItemStates& states,
-                                            const StepPole (&poles)[kLaneStates], bool is_last) {
-  const Item& item = states.item;
+                                            const float* inputs, const LaneStates<kEntries>& states,
+                                            const StepPole (&poles)[kLaneStates]) {
   const StepParams& params = own.params;
   const int steps = static_cast<int>(params.steps), rank = static_cast<int>(params.rank);
-  const int dstate = static_cast<int>(params.dstate);
+  const int dstate = static_cast<int>(params.dstate), channels = own.channels.count;
   const int lane = threadIdx.x % kChannelLanes;
-  float h[kLaneStates];
+  const int local = states.local < channels ? states.local : 0;
+  const bool is_first = states.first < kTurnStates;
+  const bool is_last = states.first - lane + kTurnStates >= dstate;
+  float h[kEntries][kLaneStates];
+  int first_rows[kEntries];
 #pragma unroll
-  for (int i = 0; i < kLaneStates; ++i) h[i] = states.h[i].value(params.state.dtype);
-  const int channels = own.channels.count;
-  const float* const given = inputs + item.local;
-  const float bias = given[kDtBias * channels];
-  const W* const dt_proj = own.template shared<W>(own.plan.shared.dt_proj) + item.local * rank;
+  for (int e = 0; e < kEntries; ++e) {
+    first_rows[e] = states.exist[e] ? (states.entry + e * states.stride) * steps : 0;
+#pragma unroll
+    for (int i = 0; i < kLaneStates; ++i) h[e][i] = states.h[e][i].value(params.state.dtype);
+  }
+  const float* const given = inputs + local;
+  const float bias = given[kDtBias * channels], D = given[kD * channels];
+  const W* const dt_proj = own.template shared<W>(own.plan.shared.dt_proj) + local * rank;
+  float* const sums = own.template shared<float>(own.plan.shared.y);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    const int row = item.entry * steps + step;
-    float dt = 0;
+    const auto row_of = [&](int e) { return first_rows[e] + step; };
+    const auto projection = [&](int number, int e) {
+      return own.projections()[value_index<kRows>(number, row_of(e))];
+    };
+    float dt[kEntries] = {}, x[kEntries], y[kEntries] = {};
 #pragma unroll 4
     for (int r = lane; r < rank; r += kChannelLanes) {
-      dt = fmaf(to_real(dt_proj[r]), own.projections()[r * kRows + row], dt);
+      const float weight = to_real(dt_proj[r]);
+#pragma unroll
+      for (int e = 0; e < kEntries; ++e) dt[e] = fmaf(weight, projection(r, e), dt[e]);
     }
-    const float delta = step_size(sum_of_lanes<kChannelLanes>(dt) + bias, params.delta_softplus);
-    const float x = own.x()[item.local * kRows + row];
-    float y = 0;
-    const float* const B = own.projections() + (rank + states.first) * kRows + row;
+    sum_lanes<kChannelLanes>(dt);
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) x[e] = own.x()[value_index<kRows>(local, row_of(e))];
     visit_kernel_method(params.method, [&]<Method kMethod>() {
 #pragma unroll
-      for (int i = 0; i < kLaneStates; ++i) {
-        if (states.number(i) >= dstate) break;
-        const auto value = coefficients<kMethod>(delta, poles[i]);
-        const float own_B = B[i * kChannelLanes * kRows];
-        h[i] = value.abar * h[i] + held_input<kMethod>(delta, x, value) * own_B;
-        y = fmaf(B[(dstate + i * kChannelLanes) * kRows], h[i], y);
+      for (int e = 0; e < kEntries; ++e) {
+        const float delta = step_size(dt[e] + bias, params.delta_softplus);
+#pragma unroll
+        for (int i = 0; i < kLaneStates; ++i) {
+          const int n = states.number(i);
+          if (n >= dstate) break;
+          const auto value = coefficients<kMethod>(delta, poles[i]);
+          const float input = held_input<kMethod>(delta, x[e], value) * projection(rank + n, e);
+          h[e][i] = fmaf(value.abar, h[e][i], input);
+          y[e] = fmaf(projection(rank + dstate + n, e), h[e][i], y[e]);
+        }
       }
     });
-    y = sum_of_lanes<kChannelLanes>(y);
-    // There are several sums where lanes take turns at their channel's states.
-    float& sum = own.template shared<float>(own.plan.shared.y)[item.local * kRows + row];
-    if (states.first >= kTurnStates && item.exists) y += sum;
-    if (!is_last) {
-      __syncwarp();
-      if (lane == 0 && item.exists) sum = y;
-      __syncwarp();
-      continue;
-    }
-    y = fmaf(given[kD * channels], x, y) * own.gates()[item.local * kRows + row];
-    send_channel<kChannelLanes>(own, own.exchange.y, own.epoch + kY, lane == 0 && item.exists,
-                                item.local, row, y);
-  }
-  if (!item.has_state) return;
+    sum_lanes<kChannelLanes>(y);
 #pragma unroll
-  for (int i = 0; i < kLaneStates; ++i) {
-    if (states.number(i) >= dstate) break;
-    store_element(layer.state, params.state.dtype, states.offset(params.state, i), h[i]);
+    for (int e = 0; e < kEntries; ++e) {
+      // There are several sums where lanes take turns at their channel's states.
+      const int at = value_index<kRows>(local, row_of(e));
+      if (!is_first && states.exist[e]) y[e] += sums[at];
+      if (is_last) {
+        y[e] = fmaf(D, x[e], y[e]) * own.gates()[at];
+        send_channel<kChannelLanes>(own, own.exchange.y, own.epoch + kY,
+                                    lane == 0 && states.exist[e], local, row_of(e), y[e]);
+      } else {
+        __syncwarp();
+        if (lane == 0 && states.exist[e]) sums[at] = y[e];
+      }
+    }
+    __syncwarp();
   }
+  for_each_slot(own, states, [&](int e, int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kLaneStates; ++i) {
+      if (states.number(i) >= dstate) break;
+      store_element(layer.state, params.state.dtype, first + i * kChannelLanes * params.state.state,
+                    h[e][i]);
+    }
+  });
 }
 
-/// y of own channels.
-template <class W, int kRows>
+/// y of own channels, of kEntries batch entries at a time.
+template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer& layer,
                                      const float* inputs) {
-  ItemStates next = fetch_states(own, layer, 0, 0);
+  const int batch = static_cast<int>(own.params.batch), channels = own.channels.count;
+  const int lane = threadIdx.x % kChannelLanes;
+  constexpr int kItems = kComputeThreads / kChannelLanes;
+  const auto [channel, entry, exists] =
+      own.channel_at(static_cast<int>(threadIdx.x) / kChannelLanes, kItems);
+  const int local = entry < own.side_by_side ? channel : channels;
+  LaneStates<kEntries> next;
+  next.local = local;
+  next.first = lane;
+  next.entry = entry;
+  next.stride = own.side_by_side;
+  fetch_states(own, layer, next);
   StepPole poles[kLaneStates];
   find_poles(own, next, poles);
-  receive_columns<kRows>(
-      own.words(own.exchange.projections), static_cast<int>(own.params.projections()), own.rows,
-      own.epoch + kProjections,
-      [&](int index, Word word) { own.projections()[index] = bit_cast<float>(value_of(word)); });
+  receive_columns<kRows>(own.words(own.exchange.projections),
+                         static_cast<int>(own.params.projections()), own.rows,
+                         own.epoch + kProjections, [&](int index, Word word) {
+                           own.projections()[value_index<kRows>(index / kRows, index % kRows)] =
+                               bit_cast<float>(value_of(word));
+                         });
   __pipeline_wait_prior(0);
   meet();
-  const int items = own.channels.count * static_cast<int>(own.params.batch);
-  constexpr int kWarpItems = kWarpSize / kChannelLanes;
-  const int warp_item = static_cast<int>(threadIdx.x) / kWarpSize * kWarpItems;
-  int item = 0, n = 0;
+  bool has_next = true;
 #pragma unroll 1
-  while (item + warp_item < items) {
-    const ItemStates now = next;
-    n += kTurnStates;
-    const bool is_last = n >= static_cast<int>(own.params.dstate);
-    if (is_last) {
-      n = 0;
-      item += kItems;
+  while (has_next) {
+    const LaneStates<kEntries> now = next;
+    next.entry += kEntries * next.stride;
+    if (next.entry - entry >= batch) {
+      next.entry = entry;
+      next.first += kTurnStates;
     }
-    const bool has_next = item + warp_item < items;
-    if (has_next) next = fetch_states(own, layer, item, n);
-    scan_states(own, layer, inputs, now, poles, is_last);
+    if (next.first - lane >= own.params.dstate) {
+      next.first = lane;
+      next.local += kItems;
+    }
+    has_next = next.local - local < channels;
+    if (has_next) fetch_states(own, layer, next);
+    if (now.any_exist()) scan_states(own, layer, inputs, now, poles);
     if (has_next) find_poles(own, next, poles);
   }
 }

@@ -14,6 +14,15 @@ namespace selective_scan::cuda::step {
 
 constexpr int kMostLayers = 128;  // whose pointers a launch has room for
 constexpr int kMostRows = 16;
+/// Arrays of values in shared memory are [row of a matrix][row of activations]. The former are so
+/// many floats apart that neighbours begin in different banks, and pairs of values are aligned.
+SELECTIVE_SCAN_HD constexpr int row_pitch(int padded_rows) {
+  return padded_rows + 2;
+}
+template <int kRows>
+SELECTIVE_SCAN_HD constexpr int value_index(int matrix_row, int row) {
+  return matrix_row * row_pitch(kRows) + row;
+}
 
 constexpr int kComputeWarps = 12;
 constexpr int kProductWarps = 8;  // of those, which multiply
@@ -23,6 +32,16 @@ constexpr int kProductThreads = kProductWarps * 32;
 constexpr int kFinishWarps = kComputeWarps - kProductWarps;
 constexpr int kFinishThreads = kFinishWarps * 32;
 constexpr int kThreads = kComputeThreads + 64;  // and two warps that fetch
+
+/// So many lanes share a channel's states, two of them each at a time.
+constexpr int kChannelLanes = 8;
+constexpr int kLaneStates = 2;
+constexpr int kTurnStates = kChannelLanes * kLaneStates;
+/// Batch entries of which lanes have all of a block's channels at a time.
+SELECTIVE_SCAN_HD int entries_beside(int channels) {
+  const int entries = kComputeThreads / kChannelLanes / channels;
+  return entries > 1 ? entries : 1;
+}
 
 /// Rows of weights that are multiplied together, a stage of the ring: kStageBytes hold kRowBytes of
 /// each, 16 bytes apart so that they begin in different banks.
@@ -60,7 +79,7 @@ SELECTIVE_SCAN_HD Share channels_of(int64_t total, int block, int blocks) {
   return {units.first * kChannelUnit, units.count * kChannelUnit};
 }
 
-/// Byte offsets in shared memory. Arrays of values are [row of a matrix][row].
+/// Byte offsets in shared memory. Values of channels are as value_index() tells.
 struct SharedLayout {
   int barriers;        // full and empty of every stage
   int input_barriers;  // full and empty of every buffer of inputs
@@ -107,6 +126,8 @@ struct RowPairs {
 struct StepPlan {
   int blocks = 0;
   int padded_rows = 0;  // 8 or 16
+  int lane_entries =
+      1;  // batch entries whose states a lane has at a time: of 16 rows 4, else 1 or 2
   int stages = 0;
   int activation_pitch = 0;  // elements from row to row
   RowPairs stream_pairs{};

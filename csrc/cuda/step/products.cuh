@@ -27,12 +27,20 @@ __device__ __forceinline__ bool is_multiplier() {
   return threadIdx.x < kProductThreads;
 }
 
-/// The sum over so many lanes beside one another.
+/// Sums over so many lanes beside one another.
+template <int kLanes, int kCount>
+__device__ __forceinline__ void sum_lanes(float (&values)[kCount]) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+#pragma unroll
+    for (float& value : values) value += __shfl_xor_sync(kFullMask, value, mask);
+  }
+}
 template <int kLanes>
 __device__ __forceinline__ float sum_of_lanes(float value) {
-#pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(kFullMask, value, mask);
-  return value;
+  float values[] = {value};
+  sum_lanes<kLanes>(values);
+  return values[0];
 }
 
 __device__ __forceinline__ void load_matrices(const void* row, uint32_t (&values)[4]) {
@@ -109,15 +117,15 @@ class TileSums {
     }
   }
 
-  /// Leaves them in `room`: [summand][row of the tile][row of activations].
+  /// Leaves them in `room`: [summand][value_index()] of a tile.
   __device__ __forceinline__ void leave(float* room, int /*rows*/) const {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-    float* const own = room + (warp * kTileRows + lane / 4) * kRows;
+    float* const own = room + (warp * kTileRows + lane / 4) * row_pitch(kRows);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int at = part * 8 + lane % 4 * 2;
       store_pack(own + at, Pack<float, 2>{{sums_[part][0], sums_[part][1]}});
-      store_pack(own + 8 * kRows + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
+      store_pack(own + 8 * row_pitch(kRows) + at, Pack<float, 2>{{sums_[part][2], sums_[part][3]}});
     }
   }
 
@@ -172,7 +180,7 @@ class TileSums<float, kRows> {
         if (lane == row) own = sum;
       }
       const int tile_row = static_cast<int>(threadIdx.x) / kWarpSize + i * kProductWarps;
-      if (lane < rows) room[tile_row * kRows + lane] = own;
+      if (lane < rows) room[tile_row * row_pitch(kRows) + lane] = own;
     }
   }
 
@@ -180,29 +188,59 @@ class TileSums<float, kRows> {
   float sums_[kOwn][kRows] = {};
 };
 
-/// Calls visit(row of the tile, row of activations) for all results of a tile, by those that do not
-/// multiply, and always by the same thread. Half a warp has those of a row of activations; there
-/// may be none for the other half.
-template <int kRows, class Visit>
-__device__ __forceinline__ void for_each_result(int rows, const Visit& visit) {
-#pragma unroll
-  for (int first = 0; first < kTileRows * kRows; first += kFinishThreads) {
-    const int item = first + opaque(threadIdx.x) - kProductThreads;
-    if (item / kWarpSize * (kWarpSize / kTileRows) >= rows) return;
-    visit(item % kTileRows, item / kTileRows);
-  }
-}
+/// An own channel, or row of a matrix, and a row of activations, or a batch entry.
+struct Cell {
+  int local;
+  int row;
+  bool exists;
+};
 
-/// Adds up what is in `room`: finish(row of the tile, row of activations, sum) is called as
-/// for_each_result() does.
-template <int kSummands, int kRows, class Finish>
-__device__ __forceinline__ void finish_tile(const float* room, int rows, const Finish& finish) {
-  for_each_result<kRows>(rows, [&](int tile_row, int row) {
-    float sum = 0;
+/// The results of a tile of `count` rows of a matrix by those that do not multiply, and always by
+/// the same thread: as many lanes beside one another as the tile has rows, or somewhat more, have
+/// those of a row of activations.
+template <int kRows>
+struct TileResults {
+  static constexpr int kTurns = kTileRows * kRows / kFinishThreads;
+
+  int tile;
+  int count;
+  int rows;
+
+  /// Calls use(cell, find(cell)), for some cells too that do not exist, but are in a warp's with
+  /// others that do. All that a thread has are found before the first one is used.
+  template <class Find, class Use>
+  __device__ __forceinline__ void for_each(const Find& find, const Use& use) const {
+    const int left = count - tile * kTileRows;
+    const int row_bits = kTurns == 1 || left > 8 ? 4 : left > 4 ? 3 : 2;
+    const int thread = opaque(threadIdx.x) - kProductThreads;
+    const int warp_row = thread / kWarpSize * kWarpSize >> row_bits;
+    const int local = tile * kTileRows + (thread & ((1 << row_bits) - 1));
+    const auto first_row = [&](int turn) { return turn * kFinishThreads >> row_bits; };
+    const auto cell = [&](int turn) -> Cell {
+      const int row = (thread >> row_bits) + first_row(turn);
+      return {local, row, local < count && row < rows};
+    };
+    float values[kTurns];
 #pragma unroll
-    for (int i = 0; i < kSummands; ++i) sum += room[(i * kTileRows + tile_row) * kRows + row];
-    finish(tile_row, row, sum);
-  });
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (warp_row + first_row(turn) < rows) values[turn] = find(cell(turn));
+    }
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      if (warp_row + first_row(turn) < rows) use(cell(turn), values[turn]);
+    }
+  }
+};
+
+/// The sum of what is in `room` of a row of the tile and a row of activations.
+template <int kSummands, int kRows>
+__device__ __forceinline__ float tile_sum(const float* room, int tile_row, int row) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kSummands; ++i) {
+    sum += room[value_index<kRows>(i * kTileRows + tile_row, row)];
+  }
+  return sum;
 }
 
 }  // namespace selective_scan::cuda::step

@@ -38,20 +38,13 @@ __device__ __forceinline__ float norm_scale_of(const Block<W, kRows>& own, float
   return rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
 }
 
-/// The result of a row of own rows of a matrix and a row of activations.
-struct Result {
-  int local;
-  int row;
-  bool exists;
-};
-
 /// Takes an own channel of a row of the stream in front of `layer`, and sends it as the layer's
-/// product takes it. Threads call as in for_each_result().
+/// product takes it. Threads call as in TileResults.
 template <class W, int kRows>
-__device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Result result,
+__device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Cell result,
                                            float value, float norm_weight, uint32_t epoch) {
   const auto [local, row, exists] = result;
-  if (exists) own.residual()[local * kRows + row] = value;
+  if (exists) own.residual()[value_index<kRows>(local, row)] = value;
   float squares = value * value;
   const auto add_other = [&](int stride) {
     squares += __shfl_xor_sync(kFullMask, squares, stride);
@@ -77,32 +70,41 @@ __device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer
 }
 
 /// Finds what the sums of rows of activations are multiplied with, beside the product, by those
-/// that do not multiply; and what the next layer's stream is multiplied with.
+/// that do not multiply; and what the next layer's stream is multiplied with. Some lanes have a
+/// row, so that all rows are found at once. They add up as a whole warp would.
 template <class W, int kRows>
 __device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, int layer) {
-  const int words = own.plan.stream_pairs.count, lane = threadIdx.x % kWarpSize;
-#pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) / kWarpSize - kProductWarps; row < own.rows;
-       row += kFinishWarps) {
-    const Scale scale = own.scale(row, layer);
-    if (!has_norm(own.args, layer)) {
-      own.norm_scale(row) = 1;
-      own.scale(row, layer + 1) = scale;
-      continue;
-    }
-    float squares = 0;
-    constexpr int kBatch = 8;
-#pragma unroll 1
-    for (int first = lane; first < words; first += kBatch * kWarpSize) {
-#pragma unroll
-      for (int i = first; i < first + kBatch * kWarpSize; i += kWarpSize) {
-        if (i < words) squares += own.squares()[row * words + i];
-      }
-    }
-    const float whole = norm_scale_of(own, sum_of_lanes<kWarpSize>(squares));
-    own.norm_scale(row) = whole * scale.inverse;
-    own.scale(row, layer + 1) = power_of_two(whole);
+  constexpr int kLanes = kFinishThreads / kRows, kParts = kWarpSize / kLanes;
+  const int thread = static_cast<int>(threadIdx.x) - kProductThreads;
+  const int row = thread / kLanes, words = own.plan.stream_pairs.count;
+  const bool exists = row < own.rows;
+  if (!__any_sync(kFullMask, exists)) return;
+  const Scale scale = own.scale(row, layer);
+  if (!has_norm(own.args, layer)) {
+    if (!exists) return;
+    own.norm_scale(row) = 1;
+    own.scale(row, layer + 1) = scale;
+    return;
   }
+  const float* const of_row = own.squares() + (exists ? row * words : 0);
+  float squares[kParts] = {};
+#pragma unroll 2
+  for (int first = thread % kLanes; first < words; first += kWarpSize) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int i = first + part * kLanes;
+      if (i < words) squares[part] += of_row[i];
+    }
+  }
+#pragma unroll
+  for (int stride = kParts / 2; stride > 0; stride /= 2) {
+#pragma unroll
+    for (int part = 0; part < stride; ++part) squares[part] += squares[part + stride];
+  }
+  const float whole = norm_scale_of(own, sum_of_lanes<kLanes>(squares[0]));
+  if (!exists) return;
+  own.norm_scale(row) = whole * scale.inverse;
+  own.scale(row, layer + 1) = power_of_two(whole);
 }
 
 /// Puts four numbers of two bytes, or two floats, that blocks have sent into the activations.
@@ -172,14 +174,17 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   meet();
   if (!is_multiplier()) {
     for_each_tile(own.matrices.of(Product::kOut, 0), [&](int tile) {
-      for_each_result<kRows>(own.rows, [&](int tile_row, int row) {
-        const int local = tile * kTileRows + tile_row, channel = own.outputs.first + local;
-        const bool exists = local < own.outputs.count && row < own.rows;
-        const float value = exists ? value_at(row, channel) : 0;
-        const float weight =
-            exists ? Source{norm.weight, norm.dtype, channel}.fetch().value(norm.dtype) : 0;
-        put_stream(own, 0, {local, row, exists}, value, weight, own.epoch + kStream);
-      });
+      TileResults<kRows>{tile, own.outputs.count, own.rows}.for_each(
+          [&](const Cell& cell) {
+            return cell.exists ? value_at(cell.row, own.outputs.first + cell.local) : 0.0f;
+          },
+          [&](const Cell& cell, float value) {
+            const int channel = own.outputs.first + cell.local;
+            const float weight =
+                cell.exists ? Source{norm.weight, norm.dtype, channel}.fetch().value(norm.dtype)
+                            : 0;
+            put_stream(own, 0, cell, value, weight, own.epoch + kStream);
+          });
     });
   }
   own.epoch += kExchanges;
@@ -202,7 +207,7 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
   meet();
   own.for_each_item(own.outputs.count * own.rows, [&](int i) {
     const int row = i / own.outputs.count, local = i % own.outputs.count;
-    float value = own.residual()[local * kRows + row];
+    float value = own.residual()[value_index<kRows>(local, row)];
     if (norm.weight != nullptr) {
       value *= own.norm_scale(row) * own.scale(row, layer).before *
                RawElement(norm.weight, norm.dtype, own.outputs.first + local).value(norm.dtype);
@@ -213,15 +218,15 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
 
 // --- products ---
 
-/// The result of a row of a matrix and a row of activations. Threads call as in for_each_result().
+/// The result of a row of a matrix and a row of activations. Threads call as in TileResults.
 template <class W, int kRows>
 __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product, int layer,
-                                     Result result, float sum) {
+                                     Cell result, float sum) {
   const auto [local, row, exists] = result;
   if (product == Product::kOut) {
     const float* const given = own.inputs().acquire_outputs(layer) + (exists ? local : 0);
     sum += given[kOutBias * own.outputs.count];
-    if (exists && has_norm(own.args, layer)) sum += own.residual()[local * kRows + row];
+    if (exists && has_norm(own.args, layer)) sum += own.residual()[value_index<kRows>(local, row)];
     put_stream(own, layer + 1, result, sum, given[kNextNorm * own.outputs.count],
                own.epoch + kStream);
     return;
@@ -235,11 +240,11 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
     sum *= own.norm_scale(row);
     if (product == Product::kHead) return store(own, row, own.matrices.words.first + local, sum);
     if (product == Product::kIn) {
-      own.in()[local * kRows + row] = sum;
+      own.in()[value_index<kRows>(local, row)] = sum;
     } else {
       // Nobody waits for z, so that what becomes of it is done here.
       const float* const bias = own.inputs().acquire(layer) + kZBias * own.channels.count;
-      own.gates()[local * kRows + row] = device_silu(sum + bias[local]);
+      own.gates()[value_index<kRows>(local, row)] = device_silu(sum + bias[local]);
     }
   }
 }
@@ -252,7 +257,7 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
   if (matrix.count == 0) return;
   const Activations<W> activations = own.activations();
   using Sums = TileSums<W, kRows>;
-  constexpr int kRoom = Sums::kSummands * kTileRows * kRows;
+  constexpr int kRoom = Sums::kSummands * kTileRows * row_pitch(kRows);
   for_each_tile(matrix, [&](int tile) {
     // Of two rooms one is being read while the other is filled.
     own.is_odd_tile = !own.is_odd_tile;
@@ -268,15 +273,16 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
     }
     meet();
     if (is_multiplier()) return;
-    finish_tile<Sums::kSummands, kRows>(room, own.rows, [&](int tile_row, int row, float sum) {
-      const int local = tile * kTileRows + tile_row;
-      take(own, product, layer, {local, row, local < matrix.count && row < own.rows}, sum);
-    });
+    TileResults<kRows>{tile, matrix.count, own.rows}.for_each(
+        [&](const Cell& cell) {
+          return tile_sum<Sums::kSummands, kRows>(room, cell.local % kTileRows, cell.row);
+        },
+        [&](const Cell& cell, float sum) { take(own, product, layer, cell, sum); });
   });
 }
 
 /// What the threads that compute do.
-template <class W, int kRows>
+template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   begin(own);
   const int layers = static_cast<int>(own.params.layers);
@@ -297,7 +303,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
       receive_inner(own, own.exchange.x, own.epoch + kX);
     }
     multiply(own, Product::kX, layer);
-    scan(own, weights, own.inputs().acquire(layer));
+    scan<kEntries>(own, weights, own.inputs().acquire(layer));
     // So it is with y, unless there is so much of it that some can be received meanwhile.
     if (own.rows * own.plan.inner_pairs.count <= 2 * kComputeThreads) meet();
     receive_inner(own, own.exchange.y, own.epoch + kY);
@@ -314,7 +320,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *own.words(ExchangeLayout::kEpoch) = own.epoch;
 }
 
-template <class W, int kRows>
+template <class W, int kRows, int kEntries>
 __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant__ StepArgs args) {
   if constexpr (!kHasAsyncCopies) return;
   const BlockMatrices<W> matrices(args, static_cast<int>(blockIdx.x));
@@ -327,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
   __syncthreads();
   if (threadIdx.x < kComputeThreads) {
     Block<W, kRows> own(matrices, ring);
-    compute(own);
+    compute<kEntries>(own);
   } else if (threadIdx.x < kComputeThreads + kWarpSize) {
     fetch_weights(matrices, ring);
   } else {
