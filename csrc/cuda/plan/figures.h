@@ -74,7 +74,8 @@ struct Figures {
   } choice;
 
   struct Segments {
-    /// Summary and start of a shorter segment cost more than what runs at the same time saves.
+    /// Summary and start of a shorter segment cost the floor, and packed sequences, more than what
+    /// runs at the same time saves.
     int64_t steps = 512;
     /// So many blocks a multiprocessor finish together.
     int64_t blocks = 4;
@@ -116,8 +117,17 @@ struct Figures {
 
   /// With these streamed_backward.cpp chooses warps and tiles.
   struct StreamedBackward {
-    /// So many warps have a multiprocessor issue at half of its rate.
+    /// With w warps a multiprocessor issues at w / (w + half_rate_warps) of its full rate. So the
+    /// unit of estimated times is the time of a chunk over w + half_rate_warps.
     int half_rate_warps = 6;
+    /// A block begins with a delay, and segments with another one, of the kernels that summarize
+    /// and combine them.
+    double delay = 14;
+    double segments_delay = 15;
+    /// A chunk takes so many times the time with its summary, and more where there is one wave of
+    /// blocks for all of the device: then all wait for the slowest.
+    double summarized = 1.15;
+    double unevenness = 0.4;
     /// Blocks of fewer warps, where shared memory has no room for more, are left to others.
     int fewest_warps = 8;
     /// Tiles of fewer steps are done too soon for a block to wait for another one.

@@ -44,7 +44,7 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
   } else if (2 * geometry.work_items <= device.multiprocessors) {
     const Figures::Segments& figures = figures_of(device).segments;
     const int64_t wanted = ceil_div(figures.blocks * device.multiprocessors, geometry.work_items);
-    cut_time(params.seqlen, wanted, figures, geometry);
+    cut_time(params.seqlen, std::min(wanted, params.seqlen / figures.steps), geometry);
   }
 }
 

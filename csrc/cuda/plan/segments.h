@@ -11,10 +11,8 @@
 
 namespace selective_scan::cuda {
 
-/// Cuts time into `wanted` segments or, where these would be short, into fewer.
-inline void cut_time(int64_t seqlen, int64_t wanted, const Figures::Segments& figures,
-                     Geometry& geometry) {
-  const int64_t segments = std::min(wanted, seqlen / figures.steps);
+/// Cuts time into so many segments, or into fewer as these are of whole chunks.
+inline void cut_time(int64_t seqlen, int64_t segments, Geometry& geometry) {
   if (segments < 2) return;
   geometry.segment_steps = round_up(ceil_div(seqlen, segments), kChunk);
   geometry.segments = ceil_div(seqlen, geometry.segment_steps);
