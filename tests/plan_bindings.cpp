@@ -185,10 +185,7 @@ Division divide(const cuda::dstate1::BackwardPlan& plan) {
   return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
-  return {cuda::relay::Shape<4, 16>::kChannels, plan.geometry.tiles};
-}
-Division divide(const cuda::relay::BackwardPlan& plan) {
-  return {cuda::relay::Shape<1, 32>::kChannels, plan.geometry.tiles};
+  return {cuda::relay::kChannels, plan.geometry.tiles};
 }
 Division divide(const cuda::streamed::ForwardPlan& plan) {
   return {plan.geometry.warps * plan.warp_channels, plan.geometry.tiles, plan.geometry.segments,

@@ -111,7 +111,7 @@ CUDA_CASES = {
     "team": SHORT.with_(dim=120, groups=2, dstate=32),
     "segments": SHORT.with_(dim=36, groups=2, seqlen=1765),
     "segments that forget": SHORT.with_(dim=36, groups=2, seqlen=1765, step_shift=1.0, decay=5.0),
-    "relay": SHORT.with_(dim=21, seqlen=65),
+    "relay": SHORT.with_(dim=21, seqlen=76),
     "prompt": SHORT.with_(dim=21, seqlen=64),
     "dstate 1": SHORT.with_(dim=60, dstate=1),
     "floor": SHORT.with_(dim=21, dstate=70),

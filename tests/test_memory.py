@@ -97,7 +97,8 @@ def test_peak_beside_inputs_and_results(case, device):
     assert peak <= bytes_of(outputs[:2]) + 2 * states_bytes(case) + slack
 
     peak, gradients = peak_of(lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2]))
-    assert peak <= bytes_of(gradients) + 2 * states_bytes(case) + slack
+    # Segments may have a state each of as many chunks as states are saved of.
+    assert peak <= bytes_of(gradients) + 3 * states_bytes(case) + slack
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

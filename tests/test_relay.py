@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+import test_capabilities as capabilities
+import test_prompt as prompt
+from gpu_kernels import skip_without_path
 from problem import LAYOUTS, METHODS, Case, check, check_repeatable
 
-# Tiles of eight channels, backwards of two, the last one of a group not full.
+# Tiles of eight channels, the last one of a group not full.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200, dstate=16)
 # Tiles of eight channels, more of them than multiprocessors on most devices.
 WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336, dstate=16)
@@ -31,7 +34,6 @@ def cases():
         yield BASE.with_(dtype=dtype, seqlen=1000, reverse=True, dstate=11)
         yield from (BASE.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
     yield from (BASE.with_(dstate=dstate) for dstate in (5, 8, 15))
-    # Of 75 tiles, backwards, the warps that add up dB and dC take every eighth.
     yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 2, 3, 40, 150))
     yield BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
     yield BASE.with_(projection_dtype=torch.float16)
@@ -57,6 +59,26 @@ def test_outputs_and_gradients(case, device):
 def test_many_tiles(case, cuda_device):
     """The references of which take gigabytes."""
     check(case, cuda_device)
+
+
+# What is left to other kernels otherwise.
+OTHERS = (
+    BASE.with_(seqlen=1100),
+    BASE.with_(dstate=5, seqlen=40, batch=70, dim=130),
+    BASE.with_(seqlen=2048, batch=1, dim=8, dtype=torch.bfloat16),
+    BASE.with_(seqlen=4000, decay=1e-3, dtype=torch.float16, reverse=True),
+)
+
+
+def check_others() -> None:
+    for case in OTHERS:
+        prompt.check_outputs(case, "cuda")
+
+
+@pytest.mark.cuda
+def test_outputs_of_other_calls(cuda_device):
+    skip_without_path("relay")
+    capabilities.run_on_path("relay", "import test_relay; test_relay.check_others()")
 
 
 @pytest.mark.parametrize("case", [BASE.with_(seqlen=1500), WIDE, LONG], ids=str)

@@ -171,12 +171,12 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
-@pytest.mark.parametrize("kind", [*KINDS, "complex constant", "relay", "dstate 1", "floor"])
+@pytest.mark.parametrize("kind", [*KINDS, "complex constant", "few channels", "dstate 1", "floor"])
 def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
     """By foh it is as small as abar, and has its digits."""
     others = {
         "complex constant": COMPLEX_CONSTANT,
-        "relay": REAL.with_(dim=21, seqlen=64),
+        "few channels": REAL.with_(dim=21, seqlen=64),
         "dstate 1": REAL.with_(dim=60, dstate=1),
         "floor": REAL.with_(dim=21, dstate=70),
     }

@@ -77,19 +77,8 @@ DSTATE1 = [
     )
 ]
 
-# Forward kernels: states per lane, steps of a chunk, storages.
-RELAY_STORAGES = ("Vectors<2>", "Vectors<4>", "Scattered")
-RELAY = [
-    Source(
-        "relay",
-        "relay",
-        ("backward", "forward"),
-        (
-            *(f"RelayForward<4, 16, {storage}>" for storage in RELAY_STORAGES),
-            *(f"RelayBackward<{storage}>" for storage in RELAY_STORAGES),
-        ),
-    )
-]
+# Bytes of an element.
+RELAY = [Source("relay", "relay", ("forward",), ("RelayForward<2>", "RelayForward<4>"))]
 
 # The elements' type, states of a channel, and whether rows come all at once, which those of four
 # bytes need not.

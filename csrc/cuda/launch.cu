@@ -34,8 +34,8 @@ std::optional<Path> wanted_path() {
     const auto found = std::find(kPathNames.begin(), kPathNames.end(), name);
     if (found == kPathNames.end()) {
       throw std::runtime_error(
-          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, relay, streamed, "
-          "floor, narrow or prompt, got '" +
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, streamed, floor, "
+          "narrow, relay or prompt, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());

@@ -39,9 +39,6 @@ struct Figures {
 
     /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.
     int64_t relay_blocks = 4;
-    /// Its backward pass is, with no more of these, from so many steps on.
-    int64_t relay_backward_blocks = 6;
-    int64_t relay_backward_steps = 128;
     /// Shorter sequences are too short for relay, where a multiprocessor has one, two or three of
     /// its blocks.
     int64_t relay_steps[3] = {72, 200, 900};
@@ -52,9 +49,6 @@ struct Figures {
     /// With so many steps it no longer matters that the last of relay's blocks run alone: none
     /// share a multiprocessor.
     int64_t relay_shared_steps = 16384;
-    /// relay's tiles may leave so many numbers to be summed to dB and dC.
-    int64_t relay_sums = int64_t{1} << 24;
-
     /// Up to so many elements, streamed pads one state to sixteen where others keep few warps busy.
     int64_t padding_elements = int64_t{1} << 22;
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
@@ -68,7 +62,7 @@ struct Figures {
 
     /// The launches of copies cost too much for fewer elements, their memory for more. The floor
     /// takes so much longer that they pay from fewer on.
-    int64_t fewest_copied = int64_t{1} << 20;
+    int64_t fewest_copied = int64_t{1} << 19;
     int64_t fewest_copied_for_floor = int64_t{1} << 17;
     int64_t most_copied = int64_t{1} << 28;
   } choice;
@@ -124,10 +118,11 @@ struct Figures {
     /// and combine them.
     double delay = 14;
     double segments_delay = 15;
-    /// A chunk takes so many times the time with its summary, and more where there is one wave of
-    /// blocks for all of the device: then all wait for the slowest.
+    /// A chunk takes so many times the time with its summary, more where there is one wave of
+    /// blocks for all of the device, which ends with the slowest, and more again for each wave.
     double summarized = 1.15;
-    double unevenness = 0.4;
+    double unevenness = 0.45;
+    double per_wave = 0.04;
     /// Blocks of fewer warps, where shared memory has no room for more, are left to others.
     int fewest_warps = 8;
     /// Tiles of fewer steps are done too soon for a block to wait for another one.

@@ -77,12 +77,6 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   const int64_t multiprocessors = device.multiprocessors;
   const int64_t blocks = plan.geometry.blocks;
   if (blocks > figures.relay_blocks * multiprocessors) return false;
-  const bool is_short = params.seqlen < figures.short_steps;
-  const bool is_streamable = have_one_dtype(params, rows_of(params));
-  if (!is_streamable) return is_short;
-  // Long sequences are left to others unless arrays are vectors: those divide the work around the
-  // scan better.
-  if (!is_short && plan.vector_size == 0) return false;
   const int64_t rounds = ceil_div(blocks, multiprocessors);
   if (params.seqlen >= figures.relay_segment_steps) {
     const auto places = static_cast<double>(rounds * multiprocessors);
@@ -90,20 +84,6 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   }
   return rounds <= std::ssize(figures.relay_steps) &&
          params.seqlen >= figures.relay_steps[rounds - 1];
-}
-
-/// Says the same of the backward pass, whose tiles write partial sums of dB and dC.
-bool is_preferred(const BackwardParams& params, const Device& device,
-                  const relay::BackwardPlan& plan) {
-  const Choice& figures = choice_of(device);
-  const int64_t blocks = plan.geometry.blocks;
-  // Rows along channels it reads and writes element by element.
-  const bool along_channels = std::abs(params.u.channel) < std::abs(params.u.step);
-  const int64_t most_blocks = along_channels || params.seqlen < figures.relay_backward_steps
-                                  ? figures.relay_blocks
-                                  : figures.relay_backward_blocks;
-  return params.seqlen < figures.short_steps && blocks <= most_blocks * device.multiprocessors &&
-         blocks * params.seqlen * 2 * relay::kPaddedStates <= figures.relay_sums;
 }
 
 /// Whether the paths for one state, which have less to do than streamed, have too little of it to
@@ -202,14 +182,17 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
     }
     return plan;
   }
-  if constexpr (std::is_same_v<AnyPlan, ForwardPlan>) {
+  constexpr bool kIsForward = std::is_same_v<AnyPlan, ForwardPlan>;
+  if constexpr (kIsForward) {
     if (takes<Path::kPrompt>(params, device, plan)) return plan;
   }
   if (takes<Path::kNarrow>(params, device, plan)) return plan;
-  if (!takes<Path::kDstate1>(params, device, plan) && !takes<Path::kRelay>(params, device, plan) &&
-      !takes<Path::kStreamed>(params, device, plan)) {
-    if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
+  if (takes<Path::kDstate1>(params, device, plan)) return plan;
+  if constexpr (kIsForward) {
+    if (takes<Path::kRelay>(params, device, plan)) return plan;
   }
+  if (takes<Path::kStreamed>(params, device, plan)) return plan;
+  if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
   return plan;
 }
 

@@ -25,10 +25,10 @@
 
 namespace selective_scan::cuda {
 
-/// Those from kPrompt on have forward passes alone.
-enum class Path : int8_t { kDstate1, kRelay, kStreamed, kFloor, kNarrow, kPrompt };
-constexpr std::array<std::string_view, 6> kPathNames = {"dstate1", "relay",  "streamed",
-                                                        "floor",   "narrow", "prompt"};
+/// Those from kRelay on have forward passes alone.
+enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kRelay, kPrompt };
+constexpr std::array<std::string_view, 6> kPathNames = {"dstate1", "streamed", "floor",
+                                                        "narrow",  "relay",    "prompt"};
 
 /// Whether a device has the path's kernels, of which some need asynchronous copies.
 constexpr bool has_kernels(const Device& device, Path path) {
@@ -48,10 +48,10 @@ struct AnyPlan {
     return std::visit([](const auto& plan) { return plan.scratch.bytes; }, of_path);
   }
 };
-using ForwardPlan = AnyPlan<dstate1::ForwardPlan, relay::ForwardPlan, streamed::ForwardPlan,
-                            floor::ForwardPlan, narrow::ForwardPlan, prompt::ForwardPlan>;
-using BackwardPlan = AnyPlan<dstate1::BackwardPlan, relay::BackwardPlan, streamed::BackwardPlan,
-                             floor::BackwardPlan, narrow::BackwardPlan>;
+using ForwardPlan = AnyPlan<dstate1::ForwardPlan, streamed::ForwardPlan, floor::ForwardPlan,
+                            narrow::ForwardPlan, relay::ForwardPlan, prompt::ForwardPlan>;
+using BackwardPlan = AnyPlan<dstate1::BackwardPlan, streamed::BackwardPlan, floor::BackwardPlan,
+                             narrow::BackwardPlan>;
 
 /// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
 /// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run

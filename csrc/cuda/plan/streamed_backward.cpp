@@ -125,19 +125,18 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
 /// Time in the unit of figures.h. A multiprocessor has one block at a time.
 double estimated_time(const Geometry& geometry, int64_t chunks, const Device& device) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
-  const int64_t waves = ceil_div(geometry.work_items, device.multiprocessors);
-  const int chunk_time = geometry.warps() + figures.half_rate_warps;
-  if (geometry.segments == 1) {
-    return static_cast<double>(waves) * (figures.delay + static_cast<double>(chunks * chunk_time));
-  }
-  const double filled = std::min(
-      1.0, static_cast<double>(geometry.work_items) / static_cast<double>(device.multiprocessors));
-  const double summarized =
-      figures.summarized * (1 + figures.unevenness * filled / static_cast<double>(waves));
-  const int64_t steps_time = geometry.segment_steps / kChunk * chunk_time;
+  const auto work = [&](int64_t count) {
+    return static_cast<double>(count * (geometry.warps() + figures.half_rate_warps));
+  };
+  const int64_t places = device.multiprocessors;
+  const auto waves = static_cast<double>(ceil_div(geometry.work_items, places));
+  if (geometry.segments == 1) return waves * (figures.delay + work(chunks));
+  const double filled =
+      std::min(1.0, static_cast<double>(geometry.work_items) / static_cast<double>(places));
+  const double slower = figures.unevenness * filled / waves + figures.per_wave * (waves - 1);
   return figures.segments_delay +
-         static_cast<double>(waves) *
-             (figures.delay + summarized * static_cast<double>(steps_time));
+         waves * (figures.delay +
+                  figures.summarized * (1 + slower) * work(geometry.segment_steps / kChunk));
 }
 
 void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
@@ -153,15 +152,9 @@ void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan
                           params.seqlen / kChunk * items / places, true);
 }
 
-/// Whether a block's tile has channels enough for a partial sum of dB and dC of its own, or `most`
-/// warps have no more.
-bool has_enough_channels(const BackwardParams& params, const Geometry& geometry, int most) {
-  return !params.variable_B || geometry.tile_channels() >= kMinBackwardTile ||
-         geometry.warps() >= std::min(most * geometry.state_warps, kMaxWarps - 2);
-}
-
-/// Takes the number of warps in a block, and of segments, with which the busiest multiprocessor is
-/// done first. No work items where shared memory has room for no block.
+/// Takes the number of warps in a block with which the busiest multiprocessor is done first, and
+/// cuts time into segments where that is faster and blocks leave half of the device idle. No work
+/// items where shared memory has room for no block.
 void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      BackwardPlan& plan) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
@@ -180,55 +173,50 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   while (most > 0 && !fits()) --most;
   plan.has_enough_warps =
       !params.variable_B || most == useful || most * geometry.state_warps >= figures.fewest_warps;
-  // Segments are for calls that leave half of the device idle.
-  const auto leaves_idle = [&](const Geometry& it) {
-    return params.variable_B && 2 * it.work_items <= device.multiprocessors;
-  };
   const bool is_packed = params.packed.present();
-  Geometry& best = plan.geometry;
-  double best_load = 0;
-  const auto for_each_geometry = [&](const auto& visit) {
-    for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
-      if (!has_enough_channels(params, geometry, most)) continue;
-      geometry.set_tiles();
-      geometry.work_items = params.batch * params.groups * geometry.tiles;
-      visit();
-    }
+  const int64_t places = device.multiprocessors;
+  const auto load_of = [&](int64_t items) {
+    return static_cast<double>(items * (geometry.warps() + figures.half_rate_warps));
   };
-  for_each_geometry([&] {
-    // In segments or with split tiles, work of any size is spread evenly.
-    const bool cuts = is_packed && leaves_idle(geometry) &&
-                      params.seqlen >= 2 * figures_of(device).segments.steps;
-    const bool splits = splits_tiles(params, geometry, device);
-    const int64_t rounds = cuts || splits ? geometry.work_items
-                                          : ceil_div(geometry.work_items, device.multiprocessors) *
-                                                device.multiprocessors;
-    const double load = static_cast<double>(rounds * (geometry.warps() + figures.half_rate_warps)) *
-                        (splits ? figures.split_cost : 1.0);
-    if (best.work_items == 0 || load <= best_load) {
-      best = geometry;
-      best_load = load;
+  Geometry& best = plan.geometry;
+  Geometry cut;  // the best one for segments, which spread work of any size evenly
+  double best_load = 0, cut_load = 0;
+  const auto keep = [&](Geometry& kept, double& kept_load, double load) {
+    if (kept.work_items > 0 && load > kept_load) return;
+    kept = geometry;
+    kept_load = load;
+  };
+  for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
+    // A tile writes one partial sum of dB and dC for all of its channels.
+    if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
+        geometry.warps() < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
+      continue;
     }
-  });
-  if (best.work_items == 0) return;
+    geometry.set_tiles();
+    const int64_t items = geometry.work_items = params.batch * params.groups * geometry.tiles;
+    if (params.variable_B && 2 * items <= places) keep(cut, cut_load, load_of(items));
+    // So do split tiles.
+    const double load = splits_tiles(params, geometry, device)
+                            ? load_of(items) * figures.split_cost
+                            : load_of(ceil_div(items, places) * places);
+    keep(best, best_load, load);
+  }
+  if (cut.work_items == 0) return;
   if (is_packed) {
-    if (leaves_idle(best)) cut_packed(params, device, plan);
-    return;
+    if (params.seqlen < 2 * figures_of(device).segments.steps) return;
+    best = cut;
+    return cut_packed(params, device, plan);
   }
   const int64_t chunks = ceil_div(params.seqlen, kChunk);
   double best_time = estimated_time(best, chunks, device);
-  for_each_geometry([&] {
-    if (!leaves_idle(geometry)) return;
-    for (int64_t waves = 1; waves <= figures_of(device).segments.blocks; ++waves) {
-      Geometry candidate = geometry;
-      const int64_t wanted = waves * device.multiprocessors / geometry.work_items;
-      cut_time(params.seqlen, std::min(wanted, chunks), candidate);
-      const double time = estimated_time(candidate, chunks, device);
-      if (time >= best_time) continue;
-      best = candidate;
-      best_time = time;
-    }
-  });
+  for (int64_t waves = 1; waves <= figures_of(device).segments.blocks; ++waves) {
+    Geometry candidate = cut;
+    cut_time(params.seqlen, std::min(waves * places / cut.work_items, chunks), candidate);
+    const double time = estimated_time(candidate, chunks, device);
+    if (time >= best_time) continue;
+    best = candidate;
+    best_time = time;
+  }
 }
 
 /// Whether the kernels for u's type sum dB and dC with as many digits as these have.

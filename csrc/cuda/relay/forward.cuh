@@ -17,27 +17,26 @@
 
 namespace selective_scan::cuda::relay {
 
-template <class S>
 struct FirstPass {
-  float abar[S::kSteps][S::kStates];
-  Pack<float, S::kStates> offset{};  // the state that leaves when zero enters
-  Pack<float, S::kStates> factor;    // product of abar
+  float abar[kSteps][kStates];
+  Pack<float, kStates> offset{};  // the state that leaves when zero enters
+  Pack<float, kStates> factor;    // product of abar
 
   __device__ __forceinline__ FirstPass(const float* delta_row, const float* input_row,
-                                       const TileReader<S>& projections,
-                                       const Pole<float> (&poles)[S::kStates]) {
+                                       const TileReader& projections,
+                                       const Pole<float> (&poles)[kStates]) {
     float total = 0;
 #pragma unroll
-    for (int t = 0; t < S::kSteps; t += kBlockSteps) {
+    for (int t = 0; t < kSteps; t += kBlockSteps) {
       const auto delta = load_pack<float, kBlockSteps>(delta_row + t);
       const auto input = load_pack<float, kBlockSteps>(input_row + t);
-      float B[kBlockSteps][S::kStates];
-      projections.template load<false>(t, B);
+      float B[kBlockSteps][kStates];
+      projections.load<false>(t, B);
 #pragma unroll
       for (int j = 0; j < kBlockSteps; ++j) {
         total += delta.v[j];
 #pragma unroll
-        for (int s = 0; s < S::kStates; ++s) {
+        for (int s = 0; s < kStates; ++s) {
           const float a = coefficients<kCommonMethod>(delta.v[j], poles[s]).abar;
           abar[t + j][s] = a;
           offset.v[s] = a * offset.v[s] + input.v[j] * B[j][s];
@@ -45,7 +44,7 @@ struct FirstPass {
       }
     }
 #pragma unroll
-    for (int s = 0; s < S::kStates; ++s) {
+    for (int s = 0; s < kStates; ++s) {
       factor.v[s] = DeviceMath::exp_of(total * poles[s].exponent);
     }
   }
@@ -53,36 +52,34 @@ struct FirstPass {
 
 /// What the warps of a block hand on: the state that enters a warp's chunk. There are two of
 /// everything, for turns one after the other: a warp may be late by one.
-template <int kStates>
 struct alignas(16) Handover {
   BarrierState barriers[2][kMaxRelayWarps];
   Pack<float, kStates> states[2][kMaxRelayWarps][kWarpSize];
 };
 
-static_assert(sizeof(Handover<4>) == handover_bytes(4));
+static_assert(sizeof(Handover) == kHandoverBytes);
 
 /// Brings B and C of a warp's chunks to its shared memory, as they have been written in global
 /// memory before.
-template <class S>
 class TileCopies {
  public:
-  __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place<S>& place,
+  __device__ __forceinline__ TileCopies(const RelayForwardArgs& args, const Place& place,
                                         float* tiles)
       : tiles_(tiles),
         at_(place.lane * kAccess),
         source_(args.projections +
                 (place.batch * args.params.groups + place.group) * args.sequence_bytes + at_) {}
   __device__ __forceinline__ void copy(const Chunk& chunk, int buffer) const {
-    constexpr int kStepBytes = S::kTile * 4 / S::kSteps;
+    constexpr int kStepBytes = kTileFloats * 4 / kSteps;
     const char* const source = source_ + chunk.first_step * kStepBytes;
-    char* const target = reinterpret_cast<char*>(tiles_ + buffer * S::kTile) + at_;
+    char* const target = reinterpret_cast<char*>(tiles_ + buffer * kTileFloats) + at_;
 #pragma unroll
-    for (int at = 0; at < S::kTile * 4; at += kWarpSize * kAccess) {
+    for (int at = 0; at < kTileFloats * 4; at += kWarpSize * kAccess) {
       __pipeline_memcpy_async(target + at, source + at, kAccess);
     }
   }
   __device__ __forceinline__ const float* tile(int buffer) const {
-    return tiles_ + buffer * S::kTile;
+    return tiles_ + buffer * kTileFloats;
   }
 
  private:
@@ -92,24 +89,22 @@ class TileCopies {
   const char* source_;
 };
 
-template <int kStates, int kSteps, class Storage>
+template <int kSize>
 __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     relay_forward_kernel(const __grid_constant__ RelayForwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
-  using S = Shape<kStates, kSteps>;
-  using Layout = ForwardLayout<S>;
-  using Items = typename Storage::template Items<S>;
-  using Values = Pack<float, S::kItems>;
+  using Items = relay::Items<kSize>;
+  using Values = Pack<float, kItems>;
   using States = Pack<float, kStates>;
   const ForwardParams& params = args.params;
   char* const shared = shared_memory();
-  const Place<S> place(args.geometry);
+  const Place place(args.geometry);
   const int lane = place.lane;
   const int warps = args.geometry.warps;
   const bool has_output = params.wanted == ForwardWanted::kOutput;
   const bool has_gate = params.z.present();
 
-  auto& handover = *reinterpret_cast<Handover<kStates>*>(shared);
+  auto& handover = *reinterpret_cast<Handover*>(shared);
   float* const own = reinterpret_cast<float*>(&handover + 1) + place.warp * Layout::kSize;
   // Every warp two of them: the lanes of a warp would have to take turns.
   if (lane == 0) {
@@ -125,14 +120,13 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     return reinterpret_cast<char**>(own + Layout::kOrigins) + array * kWarpSize + lane;
   };
   const auto items = [&](const ArrayView& view, int slots, int array) {
-    return Items(view, place, reinterpret_cast<char*>(own + slots + lane * S::kItems),
-                 origin(array));
+    return Items(view, place, reinterpret_cast<char*>(own + slots + lane * kItems), origin(array));
   };
   const Items u = items(params.u, Layout::kRawU, 0);
   const Items delta = items(params.delta, Layout::kRawDelta, 1);
   const Items z = items(params.z, Layout::kRawZ, 2);
   const Items out = items(params.out, Layout::kRawZ, 3);
-  const TileCopies<S> tiles(args, place, own + Layout::kTile);
+  const TileCopies tiles(args, place, own + Layout::kTile);
   const auto chunk_at = [&](int64_t first_step) {
     const int64_t left = params.seqlen - first_step;
     return Chunk{first_step, static_cast<int>(left < kSteps ? left : kSteps)};
@@ -146,10 +140,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     delta.copy(chunk, exists);
   };
 
-  const float* const delta_row = own + Layout::kDelta + place.role.channel * S::kRow;
-  const float* const input_row = own + Layout::kInput + place.role.channel * S::kRow;
+  const float* const delta_row = own + Layout::kDelta + place.role.channel * kRow;
+  const float* const input_row = own + Layout::kInput + place.role.channel * kRow;
   const auto plane = [&](int channel, int part) {
-    return own + Layout::kPlanes + (channel * S::kLanes + part) * S::kRow;
+    return own + Layout::kPlanes + (channel * kLanes + part) * kRow;
   };
 
   Chunk chunk = chunk_at(static_cast<int64_t>(place.warp) * kSteps);
@@ -172,22 +166,22 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       Values u_values = u.read(buffer);
       Values delta_values = delta.read();
 #pragma unroll
-      for (int i = 0; i < S::kItems; ++i) {
+      for (int i = 0; i < kItems; ++i) {
         delta_values.v[i] += bias;
       }
-      make_steps<Storage::kMathSize>(delta_values, params.delta_softplus);
+      make_steps<kSize>(delta_values, params.delta_softplus);
 #pragma unroll
-      for (int i = 0; i < S::kItems; ++i) {
+      for (int i = 0; i < kItems; ++i) {
         // A step that does not exist leaves the state as it is.
         if (place.item_step() + i >= chunk.steps) delta_values.v[i] = 0;
         u_values.v[i] *= delta_values.v[i];
       }
-      const int at = place.item_channel() * S::kRow + place.item_step();
+      const int at = place.item_channel() * kRow + place.item_step();
       store_pack(own + Layout::kDelta + at, delta_values);
       store_pack(own + Layout::kInput + at, u_values);
     }
     __syncwarp();
-    const TileReader<S> projections(tiles.tile(buffer), place.role.part);
+    const TileReader projections(tiles.tile(buffer), place.role.part);
     if (has_gate) z.copy(chunk, has_items(chunk));
     __pipeline_commit();
     const Chunk next_chunk = chunk_at(chunk.first_step + turn);
@@ -197,7 +191,7 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     }
     __pipeline_commit();
 
-    FirstPass<S> pass(delta_row, input_row, projections, poles);
+    FirstPass pass(delta_row, input_row, projections, poles);
     States h{};  // that enters the chunk
     if (round == 0 && is_first) {
       if (place.exists() && params.initial_state.present()) {
@@ -226,8 +220,8 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
       const auto input_steps = load_pack<float, kBlockSteps>(input_row + t);
       float B_steps[kBlockSteps][kStates];
       float C_steps[kBlockSteps][kStates];
-      projections.template load<false>(t, B_steps);
-      projections.template load<true>(t, C_steps);
+      projections.load<false>(t, B_steps);
+      projections.load<true>(t, C_steps);
       Pack<float, kBlockSteps> y;
 #pragma unroll
       for (int j = 0; j < kBlockSteps; ++j) {
@@ -260,21 +254,21 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
     if (has_output) {
       Values y{};
 #pragma unroll
-      for (int part = 0; part < S::kLanes; ++part) {
+      for (int part = 0; part < kLanes; ++part) {
         const auto other =
-            load_pack<float, S::kItems>(plane(place.item_channel(), part) + place.item_step());
+            load_pack<float, kItems>(plane(place.item_channel(), part) + place.item_step());
 #pragma unroll
-        for (int i = 0; i < S::kItems; ++i) y.v[i] += other.v[i];
+        for (int i = 0; i < kItems; ++i) y.v[i] += other.v[i];
       }
       __pipeline_wait_prior(1);  // z is there
       const Values u_values = u.read(buffer);
 #pragma unroll
-      for (int i = 0; i < S::kItems; ++i) y.v[i] += D * u_values.v[i];
+      for (int i = 0; i < kItems; ++i) y.v[i] += D * u_values.v[i];
       if (has_gate) {
         const Values gate = z.read();
 #pragma unroll
-        for (int i = 0; i < S::kItems; ++i) {
-          y.v[i] = gated<Storage::kMathSize>(y.v[i], gate.v[i]);
+        for (int i = 0; i < kItems; ++i) {
+          y.v[i] = gated<kSize>(y.v[i], gate.v[i]);
         }
       }
       out.write(chunk, has_items(chunk), y);
@@ -283,11 +277,10 @@ __global__ void __launch_bounds__(kMaxRelayWarps* kWarpSize, 1)
   }
 }
 
-template <int kStates, int kSteps, class Storage>
-cudaError_t RelayForward<kStates, kSteps, Storage>::launch(const RelayForwardArgs& args,
-                                                           const LaunchShape& shape,
-                                                           cudaStream_t stream) {
-  return launch_kernel(relay_forward_kernel<kStates, kSteps, Storage>, shape, stream, args);
+template <int kSize>
+cudaError_t RelayForward<kSize>::launch(const RelayForwardArgs& args, const LaunchShape& shape,
+                                        cudaStream_t stream) {
+  return launch_kernel(relay_forward_kernel<kSize>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::relay

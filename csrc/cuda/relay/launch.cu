@@ -5,18 +5,6 @@
 #include "plan.h"
 
 namespace selective_scan::cuda::relay {
-namespace {
-
-/// Calls visit with the Storage that suits arrays of vectors of `size` bytes an element, or of
-/// none.
-template <class Visit>
-cudaError_t visit_storage(int size, const Visit& visit) {
-  if (size == 2) return visit.template operator()<Vectors<2>>();
-  if (size == 4) return visit.template operator()<Vectors<4>>();
-  return visit.template operator()<Scattered>();
-}
-
-}  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memory,
                 cudaStream_t stream) {
@@ -26,20 +14,9 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* memo
   const RelayForwardArgs args{params, plan.geometry, static_cast<const char*>(packed_bc),
                               PackedBC(params, kPaddedStates).sequence_bytes(),
                               plan.shape.is_dependent};
-  return visit_storage(plan.vector_size, [&]<class Storage>() {
-    return RelayForward<4, 16, Storage>::launch(args, plan.shape, stream);
-  });
-}
-
-cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
-                cudaStream_t stream) {
-  const RelayBackwardArgs args{params, plan.geometry, backward_workspace(plan.scratch, memory)};
-  const cudaError_t error = visit_storage(plan.vector_size, [&]<class Storage>() {
-    return RelayBackward<Storage>::launch(args, plan.shape, stream);
-  });
-  if (error != cudaSuccess) return error;
-  return add_gradients(params, args.workspace, {plan.geometry.tiles, params.batch, kPaddedStates},
-                       stream);
+  const auto launch =
+      element_size(params.u.dtype) == 2 ? &RelayForward<2>::launch : &RelayForward<4>::launch;
+  return launch(args, plan.shape, stream);
 }
 
 }  // namespace selective_scan::cuda::relay

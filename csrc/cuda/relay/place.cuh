@@ -16,7 +16,6 @@
 namespace selective_scan::cuda::relay {
 
 /// This says where a thread stands.
-template <class S>
 struct Place {
   int lane;
   int warp;
@@ -31,27 +30,27 @@ struct Place {
   __device__ __forceinline__ explicit Place(const RelayGeometry& geometry)
       : lane(threadIdx.x % kWarpSize),
         warp(threadIdx.x / kWarpSize),
-        role(lane_role(lane, S::kLaneBits)),
+        role(lane_role(lane, kLaneBits)),
         batch(blockIdx.z),
         group(blockIdx.y),
         tile(blockIdx.x) {
-    first_channel = group * geometry.group_channels + tile * S::kChannels;
-    const int64_t left = geometry.group_channels - tile * S::kChannels;
-    channels = static_cast<int>(left < S::kChannels ? left : S::kChannels);
+    first_channel = group * geometry.group_channels + tile * kChannels;
+    const int64_t left = geometry.group_channels - tile * kChannels;
+    channels = static_cast<int>(left < kChannels ? left : kChannels);
   }
 
   /// The channel whose states the lane holds.
   __device__ bool exists() const { return role.channel < channels; }
   __device__ int64_t channel() const { return first_channel + role.channel; }
-  __device__ int first_state() const { return role.part * S::kStates; }
+  __device__ int first_state() const { return role.part * kStates; }
   /// Returns where its states lie in a (batch, channel, state) array.
   __device__ int64_t state_base(const ArrayView& view) const {
     return batch * view.batch + channel() * view.channel;
   }
 
   /// The channel and the first step of the items it moves.
-  __device__ int item_channel() const { return lane / S::kLanes; }
-  __device__ int item_step() const { return lane % S::kLanes * S::kItems; }
+  __device__ int item_channel() const { return lane / kLanes; }
+  __device__ int item_step() const { return lane % kLanes * kItems; }
   __device__ bool item_exists() const { return item_channel() < channels; }
   __device__ int64_t item_channel_index() const { return first_channel + item_channel(); }
   /// Entry of a (channel) array, zero where absent.
@@ -60,25 +59,21 @@ struct Place {
   }
 };
 
-/// The lane's states of B and C in shared memory, of a shape that has them by steps.
-template <class S>
+/// The lane's states of B and C in shared memory.
 struct TileReader {
   const float* tile;
 
   __device__ __forceinline__ TileReader(const float* tile, int part)
-      : tile(tile + part * S::kStates) {
-    static_assert(S::kStepMajor);
-  }
+      : tile(tile + part * kStates) {}
 
   /// kBlockSteps steps of B (or C) from `step` on.
   template <bool kIsC>
-  __device__ __forceinline__ void load(int step, float (&values)[kBlockSteps][S::kStates]) const {
+  __device__ __forceinline__ void load(int step, float (&values)[kBlockSteps][kStates]) const {
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      const auto pack =
-          load_pack<float, S::kStates>(tile + ((step + j) * 2 + kIsC) * kPaddedStates);
+      const auto pack = load_pack<float, kStates>(tile + ((step + j) * 2 + kIsC) * kPaddedStates);
 #pragma unroll
-      for (int s = 0; s < S::kStates; ++s) values[j][s] = pack.v[s];
+      for (int s = 0; s < kStates; ++s) values[j][s] = pack.v[s];
     }
   }
 };

@@ -12,21 +12,12 @@
 namespace selective_scan::cuda::relay {
 
 struct ForwardPlan {
-  int vector_size;  // bytes of an element where arrays are vectors, or 0: see Vectors
   RelayGeometry geometry;
   LaunchShape shape;
   ForwardScratch scratch;
 };
 
-struct BackwardPlan {
-  int vector_size;
-  RelayGeometry geometry;
-  LaunchShape shape;
-  BackwardScratch scratch;
-};
-
-/// Each makes the plan, or has done nothing of use where it refuses.
+/// Makes the plan, or has done nothing of use where it refuses.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
-Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 
 }  // namespace selective_scan::cuda::relay

@@ -442,12 +442,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
                 slot + work.slice * Shape::kChunkBytes + work.part * 16 +
                     (blocks - 1) * kBlockSteps * Shape::kRow,
                 0};
+    float span = 0;
 #pragma unroll 2
     for (int block = blocks - 1; block >= 0; --block) {
-      summarize_block<Shape, kMethod>(at, poles, carry, factor);
+      summarize_block<Shape, kMethod>(at, poles, carry, factor, span);
       at.row -= kBlockSteps * 4;
       at.projection -= kBlockSteps * Shape::kRow;
     }
+    take_span<kMethod>(poles, span, factor);
     ring.release();
     __syncwarp();
     steps = steps_before;

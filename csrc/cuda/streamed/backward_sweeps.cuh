@@ -300,21 +300,38 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
 }
 
 /// The gradient's way back through a block without anything else, for the summary of a segment.
+/// Exponentials are multiplied by their exponents' sum: see take_span().
 template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void summarize_block(const LaneRows& at,
                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
-                                                Pack<T, kStates>& carry, Pack<T, kStates>& factor) {
+                                                Pack<T, kStates>& carry, Pack<T, kStates>& factor,
+                                                float& span) {
   const auto delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
   const auto dy = shared_load<float, kBlockSteps>(at.row + Shape::kDy);
 #pragma unroll
   for (int j = kBlockSteps - 1; j >= 0; --j) {
     const auto C = shared_load<T, kStates>(at.projection + j * Shape::kRow + Shape::kHalfRow);
+    span += delta.v[j];
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const T a = conj(abar_of(Formula<kMethod>::template step<ScanMathFor<kSize>, T>(
           delta.v[j], 0.0f, poles.constants[s])));
       carry.v[s] = (carry.v[s] + (kOutputScale<T> * dy.v[j]) * conj(C.v[s])) * a;
-      factor.v[s] = a * factor.v[s];
+      if constexpr (!Formula<kMethod>::kAbarIsExponential) factor.v[s] = a * factor.v[s];
+    }
+  }
+}
+/// Multiplies the factor with that of steps whose sum is `span`.
+template <Method kMethod, int kSize, class T, int kStates>
+__device__ __forceinline__ void take_span(const LanePoles<T, kStates, kSize, kMethod>& poles,
+                                          float span, Pack<T, kStates>& factor) {
+  using F = Formula<kMethod>;
+  if constexpr (F::kAbarIsExponential) {
+#pragma unroll
+    for (int s = 0; s < kStates; ++s) {
+      const T abar =
+          abar_of(F::template step<ScanMathFor<kSize>, T>(span, 0.0f, poles.constants[s]));
+      factor.v[s] = conj(abar) * factor.v[s];
     }
   }
 }
