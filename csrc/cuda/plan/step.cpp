@@ -50,7 +50,7 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   const int64_t outputs = ceil_div(dim / kChannelUnit, blocks) * kChannelUnit;
   plan.blocks = static_cast<int>(blocks);
   plan.padded_rows = rows > 8 ? 16 : 8;
-  plan.lane_entries = rows > 8 ? 4 : params.batch > entries_beside(channels) ? 2 : 1;
+  plan.pairs_entries = plan.padded_rows > 8 || params.batch > entries_beside(channels);
   plan.inverse_dim = 1 / static_cast<float>(dim);
   plan.eps = static_cast<float>(params.eps);
   const int64_t values_of_word = size == 2 ? 2 : 1;

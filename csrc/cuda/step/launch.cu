@@ -11,9 +11,9 @@ namespace {
 
 template <class W>
 cudaError_t launch(const step::StepArgs& args, cudaStream_t stream) {
-  const auto kernel = args.plan.padded_rows == 16   ? &step::step_kernel<W, 16, 2>
-                      : args.plan.lane_entries == 2 ? &step::step_kernel<W, 8, 2>
-                                                    : &step::step_kernel<W, 8, 1>;
+  const auto kernel = args.plan.padded_rows > 8 ? &step::step_kernel<W, 16, 2>
+                      : args.plan.pairs_entries ? &step::step_kernel<W, 8, 2>
+                                                : &step::step_kernel<W, 8, 1>;
   return launch_kernel(kernel, args.plan.shape, stream, args);
 }
 

@@ -125,9 +125,8 @@ struct RowPairs {
 
 struct StepPlan {
   int blocks = 0;
-  int padded_rows = 0;  // 8 or 16
-  int lane_entries =
-      1;  // batch entries whose states a lane has at a time: of 16 rows 4, else 1 or 2
+  int padded_rows = 0;         // 8 or 16
+  bool pairs_entries = false;  // lanes have the states of two batch entries at a time
   int stages = 0;
   int activation_pitch = 0;  // elements from row to row
   RowPairs stream_pairs{};
