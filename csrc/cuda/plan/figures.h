@@ -61,8 +61,10 @@ struct Figures {
     int64_t packed_elements = int64_t{1} << 17;
 
     /// The launches of copies cost too much for fewer elements, their memory for more. The floor
-    /// takes so much longer that they pay from fewer on.
-    int64_t fewest_copied = int64_t{1} << 19;
+    /// takes so much longer that they pay from fewer on, and rows that are no vectors cost more
+    /// forward.
+    int64_t fewest_copied_forward = int64_t{1} << 19;
+    int64_t fewest_copied_backward = int64_t{1} << 20;
     int64_t fewest_copied_for_floor = int64_t{1} << 17;
     int64_t most_copied = int64_t{1} << 28;
   } choice;

@@ -155,7 +155,9 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
   const Figures::Choice& figures = figures_of(device).choice;
   const bool is_for_floor = plan.path() == Path::kFloor;
   const int64_t elements = num_elements(params);
-  const int64_t fewest = is_for_floor ? figures.fewest_copied_for_floor : figures.fewest_copied;
+  const int64_t fewest = is_for_floor                            ? figures.fewest_copied_for_floor
+                         : std::is_same_v<Params, ForwardParams> ? figures.fewest_copied_forward
+                                                                 : figures.fewest_copied_backward;
   if (elements < fewest || elements > figures.most_copied || params.is_double) return std::nullopt;
   if (is_for_floor) {
     if (is_of_one_dtype || !has_streamed_kind(params, device)) return std::nullopt;
