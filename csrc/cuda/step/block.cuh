@@ -33,7 +33,6 @@ struct Block {
   int rows;
   WeightRing ring;
   uint32_t inverse_channels;  // of their number
-  uint32_t inverse_steps;     // where there are several
   int side_by_side;           // batch entries, see entries_beside()
   uint32_t epoch;             // of the last exchange of the stream
   bool is_odd_tile = false;
@@ -49,7 +48,6 @@ struct Block {
         rows(static_cast<int>(params.rows())),
         ring(ring),
         inverse_channels(inverse_of(channels.count)),
-        inverse_steps(inverse_of(static_cast<int>(params.steps))),
         side_by_side(entries_beside(channels.count)),
         epoch(value_of(*words(ExchangeLayout::kEpoch))) {}
 
@@ -88,10 +86,6 @@ struct Block {
     if (index >= channels.count * rows) return {0, 0, false};
     const int row = static_cast<int>(__umulhi(index, inverse_channels));
     return {index - row * channels.count, row, true};
-  }
-  __device__ __forceinline__ int entry_of(int row) const {
-    const int steps = static_cast<int>(params.steps);
-    return steps == 1 ? row : static_cast<int>(__umulhi(row, inverse_steps));
   }
 
   template <class Visit>

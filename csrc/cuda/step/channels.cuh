@@ -40,7 +40,7 @@ __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t
   }
 }
 
-/// x of own channels behind the convolution, which is sent: a thread has a channel of a row.
+/// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
 /// Those that do not multiply do this, while the others begin with z. All meet before, although
 /// these alone would do: it costs nothing, and racecheck does not follow a barrier of some warps.
 template <class W, int kRows>
@@ -63,6 +63,7 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
     const float* const taps = given + kFirstTap * channels;
     const float* const kept = taps + (width + entry * (width - 1)) * channels;
     const float bias = given[kConvBias * channels], x_bias = given[kXBias * channels];
+    // What the convolution sees: its state, then the steps.
     const auto seen = [&](int at) {
       return at < width - 1 ? kept[at * channels] : x[at - (width - 1)] + x_bias;
     };
@@ -87,8 +88,8 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   }
 }
 
-/// What a lane has at a time of a channel: two of its states, kChannelLanes behind one another, of
-/// kEntries batch entries, `stride` behind one another.
+/// What a lane has of a channel at a time: kLaneStates of its states, kChannelLanes behind one
+/// another, of kEntries batch entries, `stride` behind one another.
 template <int kEntries>
 struct LaneStates {
   int local;
