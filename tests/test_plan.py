@@ -18,6 +18,11 @@ TABLE = [
     (Call(1, 1536, 512, 16), ("prompt", 12, 1, 0), ("streamed", 96, 8, 3571712)),
     (Call(1, 5120, 2048, 16), ("prompt", 40, 1, 0), ("streamed", 96, 7, 21585920)),
     (Call(2, 1024, 800, 16), ("prompt", 16, 1, 0), ("streamed", 96, 5, 4505600)),
+    (
+        Call(1, 768, 512, 16, channel_last=True, wider_rows=True),
+        ("prompt", 6, 1, 0),
+        ("streamed", 96, 16, 3047424),
+    ),
     # Few channels: warps divide time.
     (Call(1, 256, 512, 16), ("relay", 8, 1, 65536), ("streamed", 88, 16, 1081344)),
     (Call(1, 1536, 4096, 16), ("relay", 8, 1, 524288), ("streamed", 96, 16, 13828096)),

@@ -30,8 +30,8 @@ struct Figures {
     int64_t dstate1_rows = 2048;
 
     /// prompt takes calls of more states, and of no more steps: one number for kernels of one state
-    /// a lane and one for those of two, a smaller one where a multiprocessor has fewer channels
-    /// than these, whose lanes wait most of the time.
+    /// a lane and one for those of two, a smaller one where relay takes the call and a
+    /// multiprocessor has fewer channels than these, whose lanes wait most of the time.
     int64_t prompt_states = 4;
     int64_t prompt_steps[2] = {1024, 4096};
     int64_t prompt_channels = 9;

@@ -57,15 +57,16 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 }
 
 /// prompt's lanes walk through all of time, which is the better choice for few steps, or where
-/// there are so many channels that relay's warps would take turns; with more of them, more than one
-/// wave of blocks is left to streamed.
+/// there are so many channels that relay's warps would take turns, or where rows do not lie along
+/// steps, which relay does not take; with more channels, more than one wave of blocks is left to
+/// streamed.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
   const int64_t channels = ceil_div(params.batch * params.dim, device.multiprocessors);
-  const int64_t most_steps = channels < figures.prompt_channels
-                                 ? figures.prompt_short_steps
-                                 : figures.prompt_steps[plan.lane_states - 1];
+  const bool has_relay = plan.along == prompt::Along::kSteps && channels < figures.prompt_channels;
+  const int64_t most_steps =
+      has_relay ? figures.prompt_short_steps : figures.prompt_steps[plan.lane_states - 1];
   return params.dstate > figures.prompt_states && plan.waves == 1 && params.seqlen <= most_steps;
 }
 
