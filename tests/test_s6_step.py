@@ -176,6 +176,8 @@ CASES = [
     *(BASE.with_(d_model=784, d_inner=2096, weights=t, biases=("in_proj", "out_proj"), batch=rows)
       for t in (BF16, HALF) for rows in (1, 16)),
     BASE.with_(dstate=50, rank=32, batch=2, steps=3, slots=5, padding=1),
+    # Lanes that take turns at states, and at pairs of entries.
+    BASE.with_(dstate=50, batch=8), BASE.with_(dstate=33, batch=15, slots=20, padding=4),
 ]  # fmt: skip
 # What the GPU's kernel leaves to the modules.
 CPU_CASES = [
