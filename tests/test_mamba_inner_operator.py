@@ -286,16 +286,18 @@ def test_compile(backend, device):
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             expected = run(mamba_inner_fn, case, tensors)
             actual = run(compiled, case, tensors)
+        if not autocast:
+            torch.testing.assert_close(actual, expected)
+            continue
         exact = run(mamba_inner_fn, case, tensors_of(case, device, torch.float64))
-        for name, value in actual.items():
-            if not autocast:
-                torch.testing.assert_close(value, expected[name])
-                continue
-            # What lies between the products may be rounded to bfloat16 in other places.
-            error, usual = (
-                Error.of(it.to(exact[name]), exact[name]) for it in (value, expected[name])
-            )
-            assert error.relative_l2 < 3 * usual.relative_l2 + 2**-7, name
+        # What lies between the products may be rounded to bfloat16 in other places. That may be
+        # lucky for one result, but not for all.
+        errors, usual = (
+            {name: Error.of(it[name].to(x), x).relative_l2 for name, x in exact.items()}
+            for it in (actual, expected)
+        )
+        most = 3 * max(usual.values())
+        assert not {name: error for name, error in errors.items() if error > most}
 
 
 def test_export(device):
