@@ -290,14 +290,15 @@ def test_compile(backend, device):
             torch.testing.assert_close(actual, expected)
             continue
         exact = run(mamba_inner_fn, case, tensors_of(case, device, torch.float64))
-        # What lies between the products may be rounded to bfloat16 in other places. That may be
-        # lucky for one result, but not for all.
+        # What lies between the products may be rounded to bfloat16 in other places. One result may
+        # be lucky with its roundings, but not all of them.
         errors, usual = (
             {name: Error.of(it[name].to(x), x).relative_l2 for name, x in exact.items()}
             for it in (actual, expected)
         )
-        most = 3 * max(usual.values())
-        assert not {name: error for name, error in errors.items() if error > most}
+        most = max(usual.values())
+        for name, error in errors.items():
+            assert error < max(3 * usual[name] + 2**-7, most), name
 
 
 def test_export(device):

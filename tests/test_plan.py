@@ -308,12 +308,12 @@ def refusal(path):
 @pytest.mark.parametrize(
     ("path", "changes", "reason"),
     [
-        ("relay", {"dstate": 64}, "dstate must be 5 to 16, got 64|it has no backward pass"),
-        ("relay", {"B": "constant"}, "B and C must both be variable|it has no backward pass"),
-        ("relay", {"complex": True}, "A must be real and arithmetic fp32|it has no backward pass"),
-        ("relay", {"method": "foh"}, "the method must be zoh|it has no backward pass"),
+        ("relay", {"dstate": 64}, "dstate must be 5 to 16, got 64"),
+        ("relay", {"B": "constant"}, "B and C must both be variable"),
+        ("relay", {"complex": True}, "A must be real and arithmetic fp32"),
+        ("relay", {"method": "foh"}, "the method must be zoh"),
         ("dstate1", {"dstate": 1, "method": "rk4"}, "the method must be zoh"),
-        ("prompt", {"method": "poly"}, "the method must be zoh|it has no backward pass"),
+        ("prompt", {"method": "poly"}, "the method must be zoh"),
         ("streamed", {"dstate": 17, "method": "foh"}, "by a method other than zoh .* 16, got 17"),
         ("streamed", {"complex": True, "method": "bilinear"}, "by a method other than zoh A must"),
         ("streamed", {**CONSTANT, "method": "foh"}, "by a method other than zoh .* C variable"),
@@ -325,11 +325,11 @@ def refusal(path):
         ("streamed", {"batch": 1, "packed": True, "dstate": 32}, "of packed .* 16, got 32"),
         ("streamed", {"batch": 1, "packed": True, "complex": True}, "of packed .* must be real"),
         ("streamed", {"batch": 1, "packed": True, **CONSTANT}, "of packed .* C variable"),
-        ("relay", {"mixed": True}, "rows must have one dtype|it has no backward pass"),
-        ("relay", {"seqlen": 802}, "aligned to 4 of them|it has no backward pass"),
-        ("relay", {"batch": 1, "packed": True}, "sequences are packed|it has no backward pass"),
+        ("relay", {"mixed": True}, "rows must have one dtype"),
+        ("relay", {"seqlen": 802}, "aligned to 4 of them"),
+        ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
-        ("relay", {"input_delta": True}, "the input has steps of its own|it has no backward pass"),
+        ("relay", {"input_delta": True}, "the input has steps of its own"),
         ("streamed", {"input_delta": True, "dstate": 17}, "where the input has steps of its own"),
         ("streamed", {"input_delta": True, **CONSTANT}, "where the input has steps of its own"),
         ("streamed", {"input_delta": True, "complex": True}, "where the input has steps of its"),
@@ -338,20 +338,18 @@ def refusal(path):
         ("streamed", {"dtype": "float64"}, "arithmetic must be fp32"),
         ("streamed", {"mixed": True}, "must have one dtype"),
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
-        ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17|it has no backward pass"),
-        ("prompt", {"mixed": True}, "must have one dtype|it has no backward pass"),
-        ("prompt", {"seqlen": 801}, "must be vectors|it has no backward pass"),
-        (
-            "prompt",
-            {"channel_last": True, "dim": 1023},
-            "must be vectors|it has no backward pass",
-        ),
-        ("prompt", {"batch": 1, "packed": True}, "sequences are packed|it has no backward pass"),
+        ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17"),
+        ("prompt", {"mixed": True}, "must have one dtype"),
+        ("prompt", {"seqlen": 801}, "must be vectors"),
+        ("prompt", {"channel_last": True, "dim": 1023}, "must be vectors"),
+        ("prompt", {"batch": 1, "packed": True}, "sequences are packed"),
     ],
 )
 @pytest.mark.parametrize("which", ["forward", "backward"])
 def test_refusals(plan, which, path, changes, reason):
     call = replace(Call(2, 1024, 800, 16), **changes)
+    if which == "backward" and path in ("relay", "prompt"):
+        reason = "it has no backward pass"
     expected = (
         f"selective_scan: SELECTIVE_SCAN_CUDA_KERNELS={path} cannot run this call: .*{reason}"
     )

@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "arrays.h"
 #include "figures.h"
 
 namespace selective_scan::cuda {

@@ -7,7 +7,6 @@
 #include "../../core/params.h"
 #include "../kit/geometry.h"
 #include "../kit/packed_chunks.h"
-#include "figures.h"
 
 namespace selective_scan::cuda {
 

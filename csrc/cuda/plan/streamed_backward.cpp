@@ -122,21 +122,24 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
-/// Time in the unit of figures.h. A multiprocessor has one block at a time.
+/// What so many chunks, or blocks of equal length, take one after the other, in the unit of
+/// figures.h.
+double time_of(int64_t count, const Geometry& geometry, const Figures::StreamedBackward& figures) {
+  return static_cast<double>(count * (geometry.warps() + figures.half_rate_warps));
+}
+
+/// Time in that unit. A multiprocessor has one block at a time.
 double estimated_time(const Geometry& geometry, int64_t chunks, const Device& device) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
-  const auto work = [&](int64_t count) {
-    return static_cast<double>(count * (geometry.warps() + figures.half_rate_warps));
-  };
   const int64_t places = device.multiprocessors;
   const auto waves = static_cast<double>(ceil_div(geometry.work_items, places));
-  if (geometry.segments == 1) return waves * (figures.delay + work(chunks));
+  if (geometry.segments == 1) return waves * (figures.delay + time_of(chunks, geometry, figures));
   const double filled =
       std::min(1.0, static_cast<double>(geometry.work_items) / static_cast<double>(places));
   const double slower = figures.unevenness * filled / waves + figures.per_wave * (waves - 1);
+  const double segment = time_of(geometry.segment_steps / kChunk, geometry, figures);
   return figures.segments_delay +
-         waves * (figures.delay +
-                  figures.summarized * (1 + slower) * work(geometry.segment_steps / kChunk));
+         waves * (figures.delay + figures.summarized * (1 + slower) * segment);
 }
 
 void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
@@ -175,9 +178,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
       !params.variable_B || most == useful || most * geometry.state_warps >= figures.fewest_warps;
   const bool is_packed = params.packed.present();
   const int64_t places = device.multiprocessors;
-  const auto load_of = [&](int64_t items) {
-    return static_cast<double>(items * (geometry.warps() + figures.half_rate_warps));
-  };
+  const auto load_of = [&](int64_t items) { return time_of(items, geometry, figures); };
   Geometry& best = plan.geometry;
   Geometry cut;  // the best one for segments, which spread work of any size evenly
   double best_load = 0, cut_load = 0;
