@@ -166,7 +166,9 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
   if (plan.path() == Path::kStreamed) {
     const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
     const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
-      return !row.present() || row.has_vectors;
+      // Backward, kernels that move vectors along channels move others along steps as well.
+      const bool takes_both = std::is_same_v<Params, BackwardParams>;
+      return !row.present() || row.has_vectors || (takes_both && row.has_step_vectors);
     });
     const Arrangement arrangement = arrange(params, params.u.dtype);
     // Single elements along steps cost the kernels less than it costs to turn their rows round.
