@@ -182,7 +182,7 @@ Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {cuda::dstate1::kWindowChannels, plan.windows};
 }
 Division divide(const cuda::dstate1::BackwardPlan& plan) {
-  return {plan.warps * plan.slots * cuda::dstate1::kWindowChannels, plan.tiles};
+  return {plan.warps * cuda::dstate1::kWindowChannels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
   return {cuda::relay::kChannels, plan.geometry.tiles};

@@ -71,7 +71,7 @@ TABLE = [
         ("floor", 16, 17, 3899392),
     ),
     # One state: lanes lie along time, so long as there are enough channels.
-    (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 64, 1, 5406720)),
+    (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 32, 1, 10223616)),
     (Call(1, 192, 65536, 1), ("floor", 128, 128, 196608), ("floor", 64, 128, 2064384)),
     (Call(1, 64, 65536, 1), ("streamed", 32, 256, 10485760), ("streamed", 64, 256, 20054016)),
     (Call(1, 1, 1, 1), ("dstate1", 8, 1, 0), ("dstate1", 8, 1, 1024)),

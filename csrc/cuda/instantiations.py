@@ -69,7 +69,7 @@ DSTATE1 = [
         tuple(
             f"Kernels<{storage}>"
             for storage in (
-                *("Vectors<float, 4>", "Vectors<BFloat16, 8>", "Vectors<Half, 8>"),
+                *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
                 *("DenseRows<BFloat16>", "DenseRows<Half>"),
                 *("Scattered<2>", "Scattered<4>"),
             )
@@ -81,7 +81,7 @@ DSTATE1 = [
 RELAY = [Source("relay", "relay", ("forward",), ("RelayForward<2>", "RelayForward<4>"))]
 
 # The elements' type, states of a channel, and whether rows come all at once, which those of four
-# bytes need not.
+# bytes need not. Of one state only rows that do have kernels here.
 NARROW = [
     Source(
         "narrow",
@@ -94,6 +94,7 @@ NARROW = [
                 *(("float", "false"), ("BFloat16", "false"), ("Half", "false")),
                 *(("BFloat16", "true"), ("Half", "true")),
             )
+            if states > 1 or dense == "true"
         ),
     )
 ]

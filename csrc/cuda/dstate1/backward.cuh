@@ -1,18 +1,18 @@
 // Backward scan for dstate 1.
 //
-// A block owns a tile of channels of one group and walks through time in chunks of kChunk steps,
-// last to first. A warp takes `slots` windows of kWindowChannels channels in turns; kChannelLanes
-// lanes share a channel and hold kItems consecutive steps each. For a window: scan forward from the
-// state saved before the chunk, then scan the state's gradient backwards from what the later chunk
-// left, all in registers. A lane adds up dB and dC over its windows; then shuffles add the warp's
-// channels, and the first threads the block's warps, in a fixed order. add_gradients() adds
-// the tiles.
+// A block owns a tile of channels of one group, a warp kWindowChannels of them, and walks through
+// time in chunks of kChunk steps, last to first; kChannelLanes lanes share a channel and hold
+// kItems consecutive steps each. For a chunk: scan forward from the state saved before it, then
+// scan the state's gradient backwards from what the later chunk left, all in registers. Shuffles
+// add dB and dC over the warp's channels, and the first threads over the block's warps, in a fixed
+// order. add_gradients() adds the tiles.
 //
-// Shared memory: per warp a chunk of B and C, a tile for rows that vectors cannot read and, for
-// every window and lane, what it keeps between chunks; per block two buffers of the warps' sums of
-// dB and dC, so that one barrier a chunk suffices; then whole rows of every window, if they are
-// dense, where gradients take the places of u, delta and z. Bound by instructions, about 100 per
-// (channel, step), and by memory nearly as much.
+// Shared memory: where arrays begin; per warp a chunk of B and C, a tile for rows that vectors
+// cannot read, and what every lane keeps between chunks; per block two buffers of the warps' sums
+// of dB and dC, so that one barrier a chunk suffices; then per warp whole rows, if they are dense,
+// or two chunks of them, one of which is on its way, if they are vectors. Gradients take the places
+// of u, delta and z there. Bound by instructions, about 100 per (channel, step), and by memory
+// nearly as much.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -40,65 +40,53 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
   sums[2 * (step + 1) + is_C] = values[1];
 }
 
-/// The inputs of a window on their way.
-template <class Storage>
-struct BackwardWindow {
-  typename RowAccess<Storage>::Raw u, delta, z, dout;
+/// A warp's view of shared memory.
+struct BackwardMemory {
+  const TileOrigins& origins;
+  WarpSums* sums;  // of all warps, twice
+  WindowRecord& record;
+  WarpShared& own;
+  char* rows;  // dense or staged
 };
 
 template <class Storage>
 class BackwardTile {
   using Access = RowAccess<Storage>;
-  /// The next window is read while one is scanned, where registers suffice.
-  static constexpr bool kFetchesAhead =
-      !kIsDense<Storage> && kHasVectors<Storage> && sizeof(typename Access::Raw) <= 16;
   using Row = BackwardRows::Number;
-
-  /// A window of a chunk.
-  struct Place {
-    int slot;
-    int chunk;
-    Window window;
-    int64_t offset;  // of the lane's steps, from the beginning of the batch or of dense rows
-  };
+  using Staged = StagedWindow<Access::kSize>;
+  /// The next chunk comes to shared memory while one is scanned.
+  static constexpr bool kHasStages = kIsStaged<Storage>;
+  static constexpr bool kIsInShared = kIsDense<Storage> || kHasStages;
 
  public:
-  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile, WarpShared& shared,
-                          WindowRecord* records, WarpSums* sums, char* rows)
+  __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
+                          const BackwardMemory& memory)
       : args_(args),
         params_(args.params),
         tile_(tile),
-        shared_(shared),
-        records_(records),
-        sums_(sums),
+        memory_(memory),
         dense_(args.strides, static_cast<int>(args.params.seqlen)),
-        rows_(rows),
+        staged_(args.strides),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         seqlen_(static_cast<int>(args.params.seqlen)),
-        lane_offset_(Access::lane_offset(args.strides, lane_) +
-                     (kIsDense<Storage> ? 0 : tile.first_channel * args.strides.channel)),
+        lane_offset_(Access::lane_offset(lane_strides(), lane_)),
         saved_(static_cast<const float*>(args.params.states) +
-               tile.batch * num_saved_states(seqlen_) * args.params.dim + tile.first_channel +
-               lane_ / kChannelLanes),
+               tile.batch * num_saved_states(seqlen_) * args.params.dim + channel()),
         B_(args.params.B, tile, last_chunk() * kChunk + lane_, -kChunk),
         C_(args.params.C, tile, last_chunk() * kChunk + lane_, -kChunk) {}
 
   __device__ void run() {
-    const int left = tile_.channels - first_channel(0);
-    const int slots = left > 0 ? min(args_.slots, (left - 1) / slot_channels() + 1) : 0;
-    if constexpr (kIsDense<Storage>) {
-      for (int slot = 0; slot < slots; ++slot) fetch_dense(slot);
+    const bool has_dense_rows = kIsDense<Storage> && first_channel() < tile_.channels;
+    if (has_dense_rows) {
+      for_rows(args_.inputs, [&](int row) {
+        dense_.fetch(memory_.rows, row, memory_.origins.inputs[row] + window_offset(), lane_);
+      });
       __pipeline_commit();
     }
-    for (int slot = 0; slot < args_.slots; ++slot) begin(slot);
-    BackwardWindow<Storage> next{};
-    float next_start = 0.0f;
-    if (slots > 0) {
-      const Place first = place(0, last_chunk());
-      next_start = fetch_start(first);
-      if constexpr (kFetchesAhead) next = fetch(first);
-    }
+    begin();
+    float start = fetch_start(last_chunk());
+    if constexpr (kHasStages) stage(last_chunk(), staged_at_);
     const auto fetch_projections = [&](int chunk) {
       const int step = chunk * kChunk + lane_;
       const bool exists = step >= 0 && step < seqlen_;
@@ -107,138 +95,150 @@ class BackwardTile {
     auto projections = fetch_projections(last_chunk());
     if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
     int buffer = 0;
+#pragma unroll 1
     for (int chunk = last_chunk(); chunk >= 0; --chunk) {
       __syncwarp();
-      B_.put(projections.v[0], lane_, shared_.B);
-      C_.put(projections.v[1], lane_, shared_.C);
+      if constexpr (kHasStages) stage(chunk - 1, other_stage());
+      B_.put(projections.v[0], lane_, memory_.own.B);
+      C_.put(projections.v[1], lane_, memory_.own.C);
+      if constexpr (kHasStages) __pipeline_wait_prior(1);
       __syncwarp();
-      Items dB = {}, dC = {};
-#pragma unroll 1
-      for (int slot = 0; slot < slots; ++slot) {
-        const bool is_last = slot + 1 == slots;
-        const Place here = place(slot, chunk);
-        const Place then = place(is_last ? 0 : slot + 1, is_last ? chunk - 1 : chunk);
-        const auto inputs = kFetchesAhead ? next : fetch(here);
-        const float start = next_start;
-        if constexpr (kFetchesAhead) next = fetch(then);
-        next_start = fetch_start(then);
-        scan(here, inputs, start, dB, dC);
-      }
+      const float next_start = fetch_start(chunk - 1);
       projections = fetch_projections(chunk - 1);
-      sum_over_channels(dB, dC, lane_, sums_[buffer * args_.warps + warp_]);
+      Items dB, dC;
+      scan(chunk, start, dB, dC);
+      if constexpr (kHasStages) store_staged(chunk);
+      start = next_start;
+      sum_over_channels(dB, dC, lane_, memory_.sums[buffer * args_.warps + warp_]);
       __syncthreads();
       add_warps(buffer, chunk * kChunk);
       buffer ^= 1;
     }
-    for (int slot = 0; slot < args_.slots; ++slot) end(slot);
-    if constexpr (kIsDense<Storage>) {
+    end();
+    if (has_dense_rows) {
       __syncwarp();
-      for (int slot = 0; slot < slots; ++slot) store_dense(slot);
+      for_rows(args_.gradients, [&](int row) {
+        dense_.store(memory_.rows, row, memory_.origins.gradients[row] + window_offset(), lane_);
+      });
     }
   }
 
  private:
-  /// Neighbouring warps take neighbouring channels: where these are neighbours in memory they share
-  /// sectors.
-  __device__ int slot_channels() const { return args_.warps * kWindowChannels; }
-  __device__ int first_channel(int slot) const {
-    return slot * slot_channels() + warp_ * kWindowChannels;
-  }
   __device__ int last_chunk() const { return ceil_div(seqlen_, kChunk) - 1; }
-  __device__ int own_channel(int slot) const { return first_channel(slot) + lane_ / kChannelLanes; }
-  __device__ bool exists(int slot) const { return own_channel(slot) < tile_.channels; }
-  __device__ LaneSums& sums(int slot) const { return records_[slot].sums[lane_]; }
-  __device__ LaneChannel& channel(int slot) const { return records_[slot].channels[lane_]; }
+  /// The warp's first channel of the tile, and the lane's of all.
+  __device__ int first_channel() const { return warp_ * kWindowChannels; }
+  __device__ int64_t channel() const {
+    return tile_.first_channel + first_channel() + lane_ / kChannelLanes;
+  }
+  __device__ bool exists() const {
+    return first_channel() + lane_ / kChannelLanes < tile_.channels;
+  }
+  /// What exists of a chunk; nothing before the first one.
+  __device__ Window window(int chunk) const {
+    return {chunk >= 0 ? tile_.channels - first_channel() : 0, seqlen_ - chunk * kChunk, lane_};
+  }
 
-  /// Before the first chunk nothing exists.
-  __device__ Place place(int slot, int chunk) const {
-    const int channel =
-        kIsDense<Storage> ? 0 : first_channel(slot) * static_cast<int>(args_.strides.channel);
-    return {slot, chunk,
-            Window{chunk >= 0 ? tile_.channels - first_channel(slot) : 0, seqlen_ - chunk * kChunk,
-                   lane_},
-            lane_offset_ + (channel + chunk * kChunk * args_.strides.step)};
+  /// Bytes from the tile's first channel to the warp's.
+  __device__ int window_offset() const {
+    return first_channel() * static_cast<int>(args_.strides.channel);
   }
-  /// The lane's part of a row.
-  __device__ char* address(const Sequence& sequence, Row row, const Place& place) const {
-    char* const origin =
-        kIsDense<Storage> ? dense_.origin(dense_rows(place.slot), row) : tile_.origin(sequence);
-    return origin + place.offset;
+  __device__ int chunk_offset(int chunk) const { return chunk * kChunk * args_.strides.step; }
+  /// The strides by which lanes find their parts of rows.
+  __device__ decltype(auto) lane_strides() const {
+    if constexpr (kHasStages) {
+      return staged_.strides();
+    } else {
+      return (args_.strides);
+    }
   }
-  __device__ char* dense_rows(int slot) const {
-    return rows_ + slot * BackwardRows::count(args_.z.present()) * dense_.bytes();
+  /// The lane's part of a row of one of the arrays.
+  __device__ char* address(char* const (&arrays)[BackwardRows::kAll], Row row, int chunk) const {
+    if constexpr (kHasStages) {
+      return staged_row(staged_at_, row) + (staged_.origin() + lane_offset_);
+    } else if constexpr (kIsDense<Storage>) {
+      return dense_.origin(memory_.rows, row) + (chunk_offset(chunk) + lane_offset_);
+    } else {
+      return arrays[row] + (window_offset() + chunk_offset(chunk) + lane_offset_);
+    }
   }
-  __device__ int64_t window_offset(int slot) const {
-    return (tile_.first_channel + first_channel(slot)) * args_.strides.channel;
-  }
-  /// Calls move(rows, row, address, lane) for the window's rows of an array, if it is there.
+  /// Calls move(row) for those of the arrays that are there.
   template <class Move>
-  __device__ __forceinline__ void move_rows(int slot, const Sequence& sequence, Row row,
-                                            const Move& move) const {
-    if (!sequence.present()) return;
-    move(dense_rows(slot), row, tile_.origin(sequence) + window_offset(slot), lane_);
-  }
-  __device__ void fetch_dense(int slot) const {
-    const auto fetch = [&](auto... rows) { dense_.fetch(rows...); };
-    move_rows(slot, args_.u, Row::kU, fetch);
-    move_rows(slot, args_.delta, Row::kDelta, fetch);
-    move_rows(slot, args_.dout, Row::kDout, fetch);
-    move_rows(slot, args_.z, Row::kZ, fetch);
-  }
-  __device__ void store_dense(int slot) const {
-    const auto store = [&](auto... rows) { dense_.store(rows...); };
-    move_rows(slot, args_.du, Row::kU, store);
-    move_rows(slot, args_.ddelta, Row::kDelta, store);
-    move_rows(slot, args_.dz, Row::kZ, store);
+  static __device__ __forceinline__ void for_rows(const Sequence (&arrays)[BackwardRows::kAll],
+                                                  const Move& move) {
+#pragma unroll
+    for (int row = 0; row < BackwardRows::kAll; ++row) {
+      if (arrays[row].present()) move(row);
+    }
   }
 
-  __device__ void begin(int slot) {
+  __device__ char* staged_row(int stage_at, int row) const {
+    return memory_.rows + (stage_at + row * Staged::kBytes);
+  }
+  /// Where the chunk is that is not being scanned.
+  __device__ int other_stage() const {
+    return BackwardRows::count(args_.inputs[Row::kZ].present()) * Staged::kBytes - staged_at_;
+  }
+  /// Starts to copy a chunk.
+  __device__ void stage(int chunk, int stage_at) const {
+    const auto pieces = staged_.pieces(window(chunk));
+    const auto origins = load_pack<char*, BackwardRows::kAll>(memory_.origins.inputs);
+    const int offset = window_offset() + chunk_offset(chunk);
+    for_rows(args_.inputs, [&](int row) {
+      Staged::fetch(pieces, staged_row(stage_at, row), origins.v[row] + offset);
+    });
+    __pipeline_commit();
+  }
+  /// Stores gradients from the places of what they are of, which the next chunk may take then.
+  __device__ void store_staged(int chunk) {
+    const auto pieces = staged_.pieces(window(chunk));
+    const auto origins = load_pack<char*, BackwardRows::kAll>(memory_.origins.gradients);
+    const int offset = window_offset() + chunk_offset(chunk);
+    __syncwarp();
+    for_rows(args_.gradients, [&](int row) {
+      Staged::store(pieces, staged_row(staged_at_, row), origins.v[row] + offset);
+    });
+    staged_at_ = other_stage();
+  }
+
+  __device__ void begin() const {
     LaneSums sums{};
     LaneChannel own{};
-    if (exists(slot)) {
-      const int64_t channel = tile_.first_channel + own_channel(slot);
+    if (exists()) {
       const auto load = [&](const ArrayView& view) {
-        return load_component<float>(view, tile_.batch * view.batch + channel * view.channel);
+        return load_component<float>(view, tile_.batch * view.batch + channel() * view.channel);
       };
       sums.state_gradient = load(params_.dlast_state);
       own = {load(params_.A), load(params_.D), load(params_.delta_bias),
              load(params_.initial_state)};
     }
-    this->sums(slot) = sums;
-    this->channel(slot) = own;
+    memory_.record.sums[lane_] = sums;
+    memory_.record.channels[lane_] = own;
   }
 
-  __device__ BackwardWindow<Storage> fetch(const Place& place) const {
-    const auto fetch_rows = [&](const Sequence& sequence, Row row) {
-      return Access::fetch(args_.strides, address(sequence, row, place), place.window);
-    };
-    BackwardWindow<Storage> raw{};
-    raw.u = fetch_rows(args_.u, Row::kU);
-    raw.delta = fetch_rows(args_.delta, Row::kDelta);
-    if (args_.dout.present()) raw.dout = fetch_rows(args_.dout, Row::kDout);
-    if (args_.z.present()) raw.z = fetch_rows(args_.z, Row::kZ);
-    return raw;
-  }
-  /// The state before a window of another chunk than the first.
-  __device__ float fetch_start(const Place& place) const {
-    if (place.chunk <= 0 || !exists(place.slot)) return 0.0f;
-    return saved_[(place.chunk - 1) * params_.dim + first_channel(place.slot)];
+  /// The state before a chunk other than the first.
+  __device__ float fetch_start(int chunk) const {
+    return chunk > 0 && exists() ? saved_[(chunk - 1) * params_.dim] : 0.0f;
   }
 
-  /// Adds to dB and dC, and stores what else there is of gradients.
-  __device__ void scan(const Place& here, const BackwardWindow<Storage>& raw, float start_of_chunk,
-                       Items& dB, Items& dC) {
-    const Window& window = here.window;
-    LaneSums sums = this->sums(here.slot);
-    const LaneChannel own = this->channel(here.slot);
+  /// Computes the warp's part of dB and dC, and stores what else there is of gradients.
+  __device__ void scan(int chunk, float start_of_chunk, Items& dB, Items& dC) const {
+    const Window window = this->window(chunk);
+    LaneSums sums = memory_.record.sums[lane_];
+    const LaneChannel own = memory_.record.channels[lane_];
     const auto pole = make_pole<DeviceMath>(own.A);
-    const auto store = [&](const Sequence& sequence, Row row, const Items& items) {
-      Access::store(args_.strides, address(sequence, row, here), window, shared_.tile, items);
+    const auto load = [&](Row row, Items& items) {
+      const char* const source = address(memory_.origins.inputs, row, chunk) + opaque(0);
+      const auto raw = Access::fetch(lane_strides(), source, window);
+      Access::convert(lane_strides(), raw, window, memory_.own.tile, items);
+    };
+    const auto store = [&](Row row, const Items& items) {
+      char* const target = address(memory_.origins.gradients, row, chunk);
+      Access::store(lane_strides(), target, window, memory_.own.tile, items);
     };
 
     Items u, delta, slope;
-    Access::convert(args_.strides, raw.u, window, shared_.tile, u);
-    Access::convert(args_.strides, raw.delta, window, shared_.tile, delta);
+    load(Row::kU, u);
+    load(Row::kDelta, delta);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
     make_steps<Access::kSize>(delta, params_.delta_softplus, slope);
@@ -251,8 +251,8 @@ class BackwardTile {
     }
 
     Items B, C;
-    read_shared(shared_.B + window.first_step(), B);
-    read_shared(shared_.C + window.first_step(), C);
+    read_shared(memory_.own.B + window.first_step(), B);
+    read_shared(memory_.own.C + window.first_step(), C);
     Coefficients<float> value[kItems];
     StepMap map = StepMap::identity();
 #pragma unroll
@@ -262,7 +262,7 @@ class BackwardTile {
           value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
-    float state = here.chunk > 0 ? start_of_chunk : own.initial_state;
+    float state = chunk > 0 ? start_of_chunk : own.initial_state;
     const float start = carry_through_lanes<false>(map, state);
     Items h;
 #pragma unroll
@@ -272,10 +272,10 @@ class BackwardTile {
     }
 
     Items dy = {};
-    if (args_.dout.present()) Access::convert(args_.strides, raw.dout, window, shared_.tile, dy);
-    if (args_.z.present()) {
+    if (args_.inputs[Row::kDout].present()) load(Row::kDout, dy);
+    if (args_.inputs[Row::kZ].present()) {
       Items z;
-      Access::convert(args_.strides, raw.z, window, shared_.tile, z);
+      load(Row::kZ, z);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const float s = device_sigmoid(z[i]);
@@ -284,7 +284,7 @@ class BackwardTile {
         dy[i] = dout * (z[i] * s);
         z[i] = dout * y * silu_derivative(z[i], s);
       }
-      store(args_.dz, Row::kZ, z);
+      store(Row::kZ, z);
     }
 
     StepMap back = StepMap::identity();
@@ -295,6 +295,11 @@ class BackwardTile {
     }
     float later = carry_through_lanes<true>(back, sums.state_gradient);
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
+    // What is read anew would in registers crowd out what is kept of the steps.
+    const int first_step = opaque(window.first_step());
+    read_shared(memory_.own.B + first_step, B);
+    read_shared(memory_.own.C + first_step, C);
+    if constexpr (kIsInShared) load(Row::kU, u);
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {
       const float dh = later + dy[i] * C[i];
@@ -302,19 +307,19 @@ class BackwardTile {
                                                               i == 0 ? start : h[i - 1], dh);
       later = update.carry;
       dA += update.dA;
-      dB[i] += update.dB;
-      dC[i] += dy[i] * h[i];
+      dB[i] = update.dB;
+      dC[i] = dy[i] * h[i];
       dD += dy[i] * u[i];
       u[i] = update.du + own.D * dy[i];
       delta[i] = update.ddelta * slope[i];
       ddelta_bias += delta[i];
     }
-    store(args_.du, Row::kU, u);
-    store(args_.ddelta, Row::kDelta, delta);
+    store(Row::kU, u);
+    store(Row::kDelta, delta);
     sums.dA += dA;
     sums.dD += dD;
     sums.ddelta_bias += ddelta_bias;
-    this->sums(here.slot) = sums;
+    memory_.record.sums[lane_] = sums;
   }
 
   /// Adds the sums of the block's warps, in their order.
@@ -323,20 +328,21 @@ class BackwardTile {
       const int step = first_step + i / 2;
       if (step >= seqlen_) continue;
       float sum = 0.0f;
-      for (int warp = 0; warp < args_.warps; ++warp) sum += sums_[buffer * args_.warps + warp][i];
+      for (int warp = 0; warp < args_.warps; ++warp) {
+        sum += memory_.sums[buffer * args_.warps + warp][i];
+      }
       const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
       static_cast<float*>(args_.workspace.dBC_partials)[(row * seqlen_ + step) * 2 + i % 2] = sum;
     }
   }
 
-  __device__ void end(int slot) {
-    const LaneSums& own = sums(slot);
-    const int64_t channel = tile_.first_channel + own_channel(slot);
-    const bool writes = exists(slot) && lane_ % kChannelLanes == 0;
+  __device__ void end() const {
+    const LaneSums& own = memory_.record.sums[lane_];
+    const bool writes = exists() && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](void* sums, float value) {
       if (sums == nullptr) return;
       const float sum = sum_over_lanes(value);
-      if (writes) static_cast<float*>(sums)[tile_.batch * params_.dim + channel] = sum;
+      if (writes) static_cast<float*>(sums)[tile_.batch * params_.dim + channel()] = sum;
     };
     store_sum(args_.workspace.dA, own.dA);
     store_sum(args_.workspace.dD, own.dD);
@@ -344,7 +350,7 @@ class BackwardTile {
     if (writes && params_.dinitial_state.present()) {
       store_component(
           params_.dinitial_state,
-          tile_.batch * params_.dinitial_state.batch + channel * params_.dinitial_state.channel,
+          tile_.batch * params_.dinitial_state.batch + channel() * params_.dinitial_state.channel,
           own.state_gradient);
     }
   }
@@ -352,33 +358,45 @@ class BackwardTile {
   const BackwardArgs& args_;
   const BackwardParams& params_;
   const ChannelTile& tile_;
-  WarpShared& shared_;
-  WindowRecord* records_;
-  WarpSums* sums_;
+  BackwardMemory memory_;
   DenseWindow dense_;
-  char* rows_;  // dense ones of the warp's windows
+  Staged staged_;
+  int staged_at_ = 0;  // where in the rows the chunk that is scanned begins
   int lane_;
   int warp_;
   int seqlen_;
-  int64_t lane_offset_;
+  int lane_offset_;
   const float* saved_;
   Projection<Storage> B_;
   Projection<Storage> C_;
 };
 
 template <class Storage>
-__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize, kBackwardBlocks)
+__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
+                                  kHasVectors<Storage> ? kBackwardBlocks : kScatteredBackwardBlocks)
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / kWarpSize;
-  auto* records = reinterpret_cast<WindowRecord*>(memory);
-  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps * args.slots);
+  auto& origins = *reinterpret_cast<TileOrigins*>(memory);
+  auto* records = reinterpret_cast<WindowRecord*>(&origins + 1);
+  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps);
   auto* shared = reinterpret_cast<WarpShared*>(sums + 2 * args.warps);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
-  char* const rows = reinterpret_cast<char*>(shared + args.warps) +
-                     warp * args.slots * BackwardRows::count(args.z.present()) * dense.bytes();
+  constexpr int kSize = RowAccess<Storage>::kSize;
+  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes(kSize) : dense.bytes();
+  char* const rows =
+      reinterpret_cast<char*>(shared + args.warps) +
+      warp * BackwardRows::count(args.inputs[BackwardRows::kZ].present()) * row_bytes;
   const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.tile_channels());
-  BackwardTile<Storage>(args, tile, shared[warp], records + warp * args.slots, sums, rows).run();
+  if (threadIdx.x < BackwardRows::kAll) {
+    const auto origin = [&](const Sequence& sequence) {
+      return tile.origin(sequence) + tile.first_channel * args.strides.channel;
+    };
+    origins.inputs[threadIdx.x] = origin(args.inputs[threadIdx.x]);
+    origins.gradients[threadIdx.x] = origin(args.gradients[threadIdx.x]);
+  }
+  __syncthreads();
+  BackwardTile<Storage>(args, tile, {origins, sums, records[warp], shared[warp], rows}).run();
 }
 
 template <class Storage>

@@ -3,43 +3,52 @@
 // A warp owns kWindowChannels channels of one group and walks through time in chunks of kChunk
 // steps; kChannelLanes lanes share a channel and hold kItems consecutive steps each. A lane
 // composes its steps into one map, shuffles carry the state through the channel's lanes, and the
-// lane walks its steps. The next chunk is on its way to registers meanwhile. Warps share nothing.
+// lane walks its steps. Warps share nothing.
 //
 // Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
-// read; then whole rows of u, delta and z, if rows are dense, where out takes the place of u. Bound
-// by memory; per (channel, step) about 55 instructions.
+// read; then u, delta and z, of which out takes the place of u: if rows are dense, whole rows, and
+// if they are vectors, two chunks, one of which is on its way. Bound by memory; per (channel, step)
+// about 55 instructions.
 #pragma once
 
 #include "scan.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
-/// The inputs of a chunk on their way.
-template <class Storage>
-struct ForwardChunk {
-  typename RowAccess<Storage>::Raw u, delta, z;
-};
-
 template <class Storage>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
                                              WarpShared& shared, char* rows) {
   using Access = RowAccess<Storage>;
+  using Staged = StagedWindow<Access::kSize>;
+  using Row = ForwardRows::Number;
+  constexpr bool kHasStages = kIsStaged<Storage>;
   const ForwardParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
   const auto seqlen = static_cast<int>(params.seqlen);
   const bool has_output = params.wanted == ForwardWanted::kOutput;
-  const bool has_gate = args.z.present();
+  const bool has_gate = args.inputs[Row::kZ].present();
 
   const SequenceStrides& strides = args.strides;
   const DenseWindow dense(strides, seqlen);
+  const Staged staged(strides);
+  const auto lane_strides = [&]() -> decltype(auto) {
+    if constexpr (kHasStages) {
+      return staged.strides();
+    } else {
+      return (strides);
+    }
+  };
   /// Where the first channel's first step of an array of global memory is.
   const auto origin = [&](const Sequence& sequence) {
     return tile.origin(sequence) + tile.first_channel * strides.channel;
   };
+  const auto for_inputs = [&](const auto& move) {
+    move(Row::kU);
+    move(Row::kDelta);
+    if (has_gate) move(Row::kZ);
+  };
   if constexpr (kIsDense<Storage>) {
-    dense.fetch(rows, ForwardRows::kU, origin(args.u), lane);
-    dense.fetch(rows, ForwardRows::kDelta, origin(args.delta), lane);
-    if (has_gate) dense.fetch(rows, ForwardRows::kZ, origin(args.z), lane);
+    for_inputs([&](Row row) { dense.fetch(rows, row, origin(args.inputs[row]), lane); });
   }
 
   const bool exists = lane / kChannelLanes < tile.channels;
@@ -61,47 +70,60 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   Projection<Storage> C(params.C, tile, lane, kChunk);
   uint32_t next_B = B.fetch(lane < seqlen);
   uint32_t next_C = C.fetch(lane < seqlen);
-  const auto lane_row = [&](const Sequence& sequence, ForwardRows::Number number) {
-    char* const first = kIsDense<Storage> ? dense.origin(rows, number) : origin(sequence);
-    return first + Access::lane_offset(strides, lane);
+  const int lane_offset = Access::lane_offset(lane_strides(), lane);
+  const auto window_at = [&](int first_step) {
+    return Window{tile.channels, seqlen - first_step, lane};
   };
-  const char* u = lane_row(args.u, ForwardRows::kU);
-  const char* delta = lane_row(args.delta, ForwardRows::kDelta);
-  const char* z = lane_row(args.z, ForwardRows::kZ);
-  char* out = lane_row(args.out, ForwardRows::kU);
-
-  const auto fetch = [&](int first_step) {
-    ForwardChunk<Storage> chunk{};
-    const Window window{tile.channels, seqlen - first_step, lane};
-    const int offset = first_step * strides.step;
-    chunk.u = Access::fetch(strides, u + offset, window);
-    chunk.delta = Access::fetch(strides, delta + offset, window);
-    if (has_gate) chunk.z = Access::fetch(strides, z + offset, window);
-    return chunk;
+  int staged_at = 0;  // where in the rows the chunk that is scanned begins
+  const auto other_stage = [&] {
+    return ForwardRows::count(has_gate) * Staged::kBytes - staged_at;
+  };
+  /// Starts to copy a chunk.
+  const auto stage = [&](int first_step, int stage_at) {
+    const auto pieces = staged.pieces(window_at(first_step));
+    for_inputs([&](Row row) {
+      Staged::fetch(pieces, rows + (stage_at + row * Staged::kBytes),
+                    origin(args.inputs[row]) + first_step * strides.step);
+    });
+    __pipeline_commit();
   };
 
-  ForwardChunk<Storage> next{};
   if constexpr (kIsDense<Storage>) {
     __pipeline_commit();
     __pipeline_wait_prior(0);
-  } else {
-    next = fetch(0);
+  } else if constexpr (kHasStages) {
+    stage(0, staged_at);
   }
   for (int first_step = 0; first_step < seqlen; first_step += kChunk) {
     const int next_step = first_step + kChunk;
-    const Window window{tile.channels, seqlen - first_step, lane};
+    const Window window = window_at(first_step);
     __syncwarp();
+    if constexpr (kHasStages) stage(next_step, other_stage());
     B.put(next_B, lane, shared.B);
     C.put(next_C, lane, shared.C);
     next_B = B.fetch(next_step + lane < seqlen);
     next_C = C.fetch(next_step + lane < seqlen);
+    if constexpr (kHasStages) __pipeline_wait_prior(1);
     __syncwarp();
-    const auto chunk = kIsDense<Storage> ? fetch(first_step) : next;
-    if constexpr (!kIsDense<Storage>) next = fetch(next_step);
+    const int scanned_at = staged_at;
+    staged_at = other_stage();
+    /// The lane's part of a row of the chunk.
+    const auto address = [&](const Sequence& sequence, Row row) {
+      if constexpr (kHasStages) {
+        return rows + (scanned_at + row * Staged::kBytes + staged.origin() + lane_offset);
+      } else {
+        char* const first = kIsDense<Storage> ? dense.origin(rows, row) : origin(sequence);
+        return first + (lane_offset + first_step * strides.step);
+      }
+    };
+    const auto load = [&](Row row, Items& items) {
+      const auto raw = Access::fetch(lane_strides(), address(args.inputs[row], row), window);
+      Access::convert(lane_strides(), raw, window, shared.tile, items);
+    };
 
     Items u_items, delta_items;
-    Access::convert(strides, chunk.u, window, shared.tile, u_items);
-    Access::convert(strides, chunk.delta, window, shared.tile, delta_items);
+    load(Row::kU, u_items);
+    load(Row::kDelta, delta_items);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
     make_steps<Access::kSize>(delta_items, params.delta_softplus);
@@ -141,15 +163,20 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     if (has_gate) {
       Items z_items;
-      Access::convert(strides, chunk.z, window, shared.tile, z_items);
+      load(Row::kZ, z_items);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) y[i] *= z_items[i] * device_sigmoid(z_items[i]);
     }
-    Access::store(strides, out + first_step * strides.step, window, shared.tile, y);
+    Access::store(lane_strides(), address(args.out, Row::kU), window, shared.tile, y);
+    if constexpr (kHasStages) {
+      __syncwarp();
+      Staged::store(staged.pieces(window), rows + (scanned_at + Row::kU * Staged::kBytes),
+                    origin(args.out) + first_step * strides.step);
+    }
   }
   if constexpr (kIsDense<Storage>) {
     __syncwarp();
-    if (has_output) dense.store(rows, ForwardRows::kU, origin(args.out), lane);
+    if (has_output) dense.store(rows, Row::kU, origin(args.out), lane);
   }
   if (exists && lane % kChannelLanes == 0 && params.last_state.present()) {
     store_component(params.last_state,
@@ -159,16 +186,20 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 }
 
 template <class Storage>
-__global__ void __launch_bounds__(kForwardWarps* kWarpSize, kForwardBlocks)
+__global__ void __launch_bounds__(kForwardWarps* kWarpSize,
+                                  forward_blocks(RowAccess<Storage>::kSize))
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   __shared__ __align__(16) WarpShared shared[kForwardWarps];
-  extern __shared__ __align__(16) char memory[];  // dense rows
+  extern __shared__ __align__(16) char memory[];  // rows
   const int warp = threadIdx.x / kWarpSize;
   const int index = static_cast<int>(blockIdx.x) * kForwardWarps + warp;
   if (index >= args.work_items) return;
   const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
-  char* const rows = memory + warp * ForwardRows::count(args.z.present()) * dense.bytes();
+  constexpr int kSize = RowAccess<Storage>::kSize;
+  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes(kSize) : dense.bytes();
+  char* const rows =
+      memory + warp * ForwardRows::count(args.inputs[ForwardRows::kZ].present()) * row_bytes;
   forward_tile<Storage>(args, tile, shared[warp], rows);
 }
 

@@ -11,8 +11,8 @@ namespace selective_scan::cuda::dstate1 {
 
 /// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
 /// the same strides of channels and steps.
-template <class Element, int kSteps>
-struct Vectors {};  // so many steps side by side, aligned to 16 bytes; B and C have the same type
+template <class Element>
+struct Vectors {};  // rows aligned to 16 bytes, of steps side by side; B and C have the same type
 template <class Element>
 struct DenseRows {};  // whole rows one behind the other, aligned to 4 steps; B and C likewise
 template <int kBytes>
@@ -37,7 +37,8 @@ struct SequenceStrides {
 struct ForwardArgs {
   ForwardParams params;
   SequenceStrides strides;
-  Sequence u, delta, z, out;
+  Sequence inputs[ForwardRows::kAll];
+  Sequence out;
   int windows;     // of a group's channels
   int work_items;  // batch · groups · windows
 };
@@ -45,14 +46,14 @@ struct ForwardArgs {
 struct BackwardArgs {
   BackwardParams params;
   SequenceStrides strides;
-  Sequence u, delta, z, dout, du, ddelta, dz;
-  int warps;       // of a block
-  int slots;       // windows that a warp takes in turns; a tile has warps · slots
-  int tiles;       // of a group's channels
-  int work_items;  // batch · groups · tiles
+  Sequence inputs[BackwardRows::kAll];
+  Sequence gradients[BackwardRows::kAll];  // of these; dout has none
+  int warps;                               // of a block
+  int tiles;                               // of a group's channels
+  int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
 
-  SELECTIVE_SCAN_HD int tile_channels() const { return warps * slots * kWindowChannels; }
+  SELECTIVE_SCAN_HD int tile_channels() const { return warps * kWindowChannels; }
 };
 
 template <class Storage>

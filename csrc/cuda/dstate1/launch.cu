@@ -32,9 +32,9 @@ const Launches& launches_for(const ScanParams& params, Rows rows) {
   const bool is_bfloat = params.u.dtype == DType::kBFloat16;
   switch (rows) {
     case Rows::kLongVectors:
-      return is_bfloat ? kLaunches<Vectors<BFloat16, 8>> : kLaunches<Vectors<Half, 8>>;
+      return is_bfloat ? kLaunches<Vectors<BFloat16>> : kLaunches<Vectors<Half>>;
     case Rows::kVectors:
-      return kLaunches<Vectors<float, 4>>;
+      return kLaunches<Vectors<float>>;
     case Rows::kDense:
       return is_bfloat ? kLaunches<DenseRows<BFloat16>> : kLaunches<DenseRows<Half>>;
     default:
@@ -42,22 +42,22 @@ const Launches& launches_for(const ScanParams& params, Rows rows) {
   }
 }
 
-/// What both passes are given.
-template <class Args, class Params>
+/// What both passes are given. Rows names their arrays.
+template <class Args, class Rows, class Params>
 Args make_args(const Params& params) {
   Args args{};
   args.params = params;
   args.strides = make_strides(params.u);
-  args.u = make_sequence(params.u);
-  args.delta = make_sequence(params.delta);
-  args.z = make_sequence(params.z);
+  args.inputs[Rows::kU] = make_sequence(params.u);
+  args.inputs[Rows::kDelta] = make_sequence(params.delta);
+  args.inputs[Rows::kZ] = make_sequence(params.z);
   return args;
 }
 
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
-  auto args = make_args<ForwardArgs>(params);
+  auto args = make_args<ForwardArgs, ForwardRows>(params);
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
@@ -66,13 +66,12 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  auto args = make_args<BackwardArgs>(params);
-  args.dout = make_sequence(params.dout);
-  args.du = make_sequence(params.du);
-  args.ddelta = make_sequence(params.ddelta);
-  args.dz = make_sequence(params.dz);
+  auto args = make_args<BackwardArgs, BackwardRows>(params);
+  args.inputs[BackwardRows::kDout] = make_sequence(params.dout);
+  args.gradients[BackwardRows::kU] = make_sequence(params.du);
+  args.gradients[BackwardRows::kDelta] = make_sequence(params.ddelta);
+  args.gradients[BackwardRows::kZ] = make_sequence(params.dz);
   args.warps = plan.warps;
-  args.slots = plan.slots;
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
   args.workspace = backward_workspace(plan.scratch, memory);

@@ -11,16 +11,19 @@ constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a war
 
 // Warps of a block, and blocks of a multiprocessor that registers must suffice for.
 constexpr int kForwardWarps = 4;
-constexpr int kForwardBlocks = 4;
+constexpr int forward_blocks(int element_size) {
+  return element_size == 4 ? 4 : 6;
+}
 constexpr int kMaxBackwardWarps = 4;
-constexpr int kBackwardBlocks = 3;
+constexpr int kBackwardBlocks = 4;
+constexpr int kScatteredBackwardBlocks = 3;
 
 /// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and no
 /// access has bank conflicts.
 constexpr int kTileStride = kChunk + 4;
 constexpr int kTileSize = kWindowChannels * kTileStride;
 
-/// What a lane hands on from chunk to chunk of a window.
+/// What a lane hands on from chunk to chunk.
 struct alignas(16) LaneSums {
   float state_gradient;  // what leaves the chunk towards earlier steps
   float dA, dD, ddelta_bias;
@@ -29,7 +32,7 @@ struct alignas(16) LaneSums {
 struct alignas(16) LaneChannel {
   float A, D, delta_bias, initial_state;
 };
-/// What a warp's lanes keep of a window: each is one access.
+/// What a warp's lanes keep: each is one access.
 struct WindowRecord {
   LaneSums sums[kWarpSize];
   LaneChannel channels[kWarpSize];
@@ -45,7 +48,8 @@ struct WarpShared {
   float C[kChunk];
 };
 
-/// Dense rows of a window lie in this order in shared memory. Where there is no z it has no room.
+/// The arrays with steps that a pass reads, in the order in which rows of them lie in shared
+/// memory. Where there is no z it has no room there.
 struct ForwardRows {
   enum Number { kU, kDelta, kZ, kAll };
 
@@ -57,9 +61,28 @@ struct BackwardRows {
   static SELECTIVE_SCAN_HD int count(bool has_z) { return has_z ? kAll : kZ; }
 };
 
-constexpr int backward_shared_bytes(int warps, int slots) {
-  return warps *
-         static_cast<int>(sizeof(WarpShared) + 2 * sizeof(WarpSums) + slots * sizeof(WindowRecord));
+/// Distance between rows of vectors that come to shared memory a chunk at a time, of elements of so
+/// many bytes, and the bytes of a window of them. Two rows are in all banks or, where one is, the
+/// next begins in others: no access has conflicts.
+constexpr int staged_row(int size) {
+  return kChunk * size + (size == 4 ? 16 : 0);
+}
+constexpr int staged_bytes(int size) {
+  return kWindowChannels * staged_row(size);
+}
+/// Of these chunks one is scanned, and one on its way.
+constexpr int kStages = 2;
+
+/// Where the arrays of a block's tile begin in global memory, by BackwardRows::Number. In registers
+/// they would crowd out what is kept of the steps.
+struct alignas(16) TileOrigins {
+  char* inputs[BackwardRows::kAll];
+  char* gradients[BackwardRows::kAll];
+};
+
+constexpr int backward_shared_bytes(int warps) {
+  return static_cast<int>(sizeof(TileOrigins)) +
+         warps * static_cast<int>(sizeof(WarpShared) + 2 * sizeof(WarpSums) + sizeof(WindowRecord));
 }
 
 }  // namespace selective_scan::cuda::dstate1

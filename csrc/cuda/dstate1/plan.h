@@ -25,7 +25,6 @@ struct ForwardPlan {
 struct BackwardPlan {
   Rows rows;
   int warps;       // of a block
-  int slots;       // windows that a warp takes in turns
   int tiles;       // of a group's channels
   int work_items;  // batch · groups · tiles
   LaunchShape shape;

@@ -2,16 +2,17 @@
 // registers.
 //
 // A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
-// lanes hold one channel, kItems consecutive steps each: a 16-byte access of a 2-byte type, or two
-// of 4 steps in fp32. Short rows of 2-byte types that are aligned to 8 bytes come to shared memory
-// as a whole, for accesses to a part of a sector are what memory is slowest at. Other layouts are
-// read element by element, along steps or along channels, whichever lie closer, and change hands
-// through a tile in shared memory.
+// lanes hold one channel, kItems consecutive steps each. Rows that are aligned to 16 bytes come to
+// shared memory a chunk at a time while the one before is scanned, and short rows of 2-byte types
+// that are aligned to 8 bytes as a whole, so that neighbouring lanes move neighbouring vectors and
+// registers hold nothing that is on its way. Other layouts are read element by element, along steps
+// or along channels, whichever lie closer, and change hands through a tile in shared memory.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
 
 #include "../kit/elements.cuh"
+#include "../kit/states.cuh"
 #include "kernels.h"
 
 namespace selective_scan::cuda::dstate1 {
@@ -47,16 +48,19 @@ __device__ __forceinline__ void read_shared(const float* row, Items& items) {
 template <class Storage>
 struct RowAccess;
 
+/// Lanes find vectors in shared memory, where StagedWindow or DenseWindow puts them, by the strides
+/// of there. They take kSteps at a time, of which all exist or none; if these are all of a lane's,
+/// what does not exist is there, too.
 template <class Element, int kSteps>
-struct RowAccess<Vectors<Element, kSteps>> {
+struct VectorAccess {
   static constexpr int kSize = sizeof(Element);
-  static constexpr int kWords = kItems * sizeof(Element) / sizeof(uint32_t);
+  static constexpr int kWords = kItems * kSize / sizeof(uint32_t);
   using Raw = Pack<uint32_t, kWords>;
 
-  static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
+  static __device__ __forceinline__ int lane_offset(const SequenceStrides& strides, int lane) {
     // The lowest address of the lane's steps.
     const int step = lane % kChannelLanes * kItems + (strides.step < 0 ? kItems - 1 : 0);
-    return lane / kChannelLanes * strides.channel + static_cast<int64_t>(step) * strides.step;
+    return lane / kChannelLanes * static_cast<int>(strides.channel) + step * strides.step;
   }
 
   static __device__ __forceinline__ Raw fetch(const SequenceStrides& strides, const char* address,
@@ -94,10 +98,14 @@ struct RowAccess<Vectors<Element, kSteps>> {
   static constexpr int kVectors = kItems / kSteps;
   static constexpr int kVectorWords = kWords / kVectors;
 
-  /// Calls visit() with the first word of each vector of the lane's that exists.
+  /// Calls visit(first word) for every vector that may be looked at.
   template <class Visit>
   static __device__ __forceinline__ void for_each_vector(const SequenceStrides& strides,
                                                          const Window& window, const Visit& visit) {
+    if constexpr (kVectors == 1) {
+      visit(0);
+      return;
+    }
     const int items = window.items();
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -120,9 +128,10 @@ struct RowAccess<Vectors<Element, kSteps>> {
   }
 };
 
-/// Lanes find dense rows in shared memory, as DenseWindow puts them there.
 template <class Element>
-struct RowAccess<DenseRows<Element>> : RowAccess<Vectors<Element, 4>> {};
+struct RowAccess<Vectors<Element>> : VectorAccess<Element, kItems> {};
+template <class Element>
+struct RowAccess<DenseRows<Element>> : VectorAccess<Element, kItems / 2> {};
 
 template <class Storage>
 constexpr bool kIsDense = false;
@@ -162,15 +171,85 @@ class DenseWindow {
   int first_step_;  // bytes from a row's lowest address to it
 };
 
+template <class Storage>
+constexpr bool kIsStaged = false;
+template <class Element>
+constexpr bool kIsStaged<Vectors<Element>> = true;
+
+/// Rows of vectors of a window's chunk: how they come to shared memory, in which lanes find them by
+/// strides of their own, and go back. Neighbouring lanes move neighbouring vectors.
+template <int kSize>
+class StagedWindow {
+  static constexpr int kRow = staged_row(kSize);
+  static constexpr int kPiece = sizeof(uint4);
+  static constexpr int kRowPieces = kChunk * kSize / kPiece;
+  static constexpr int kCount = kWindowChannels * kRowPieces / kWarpSize;  // of a lane
+
+ public:
+  static constexpr int kBytes = staged_bytes(kSize);  // of an array
+
+  /// What a lane moves: places in shared memory and from a window's first channel and step.
+  struct Pieces {
+    int places[kCount];
+    int offsets[kCount];
+    bool exist[kCount];
+  };
+
+  __device__ explicit StagedWindow(const SequenceStrides& strides)
+      : strides_(strides), is_backward_(strides.step < 0) {}
+
+  __device__ Pieces pieces(const Window& window) const {
+    const int lane = opaque(window.lane);
+    const int piece = lane % kRowPieces;
+    const int byte = piece * kPiece;
+    const int first_step = (is_backward_ ? kRowPieces - 1 - piece : piece) * (kPiece / kSize);
+    const int lowest = is_backward_ ? (1 - kChunk) * kSize : 0;
+    Pieces result;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int channel = lane / kRowPieces + i * (kWarpSize / kRowPieces);
+      result.places[i] = channel * kRow + byte;
+      result.offsets[i] = channel * static_cast<int>(strides_.channel) + lowest + byte;
+      result.exist[i] = channel < window.channels && first_step < window.steps;
+    }
+    return result;
+  }
+  /// Starts to copy an array's chunk to `memory`; what does not exist is zero.
+  static __device__ void fetch(const Pieces& pieces, char* memory, const char* source) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      __pipeline_memcpy_async(memory + pieces.places[i], source + pieces.offsets[i], kPiece,
+                              pieces.exist[i] ? 0 : kPiece);
+    }
+  }
+  static __device__ void store(const Pieces& pieces, const char* memory, char* target) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto piece = *reinterpret_cast<const uint4*>(memory + pieces.places[i]);
+      if (pieces.exist[i]) *reinterpret_cast<uint4*>(target + pieces.offsets[i]) = piece;
+    }
+  }
+
+  /// Of rows in shared memory, whose first step is at origin().
+  __device__ SequenceStrides strides() const {
+    return {strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
+  }
+  __device__ int origin() const { return is_backward_ ? (kChunk - 1) * kSize : 0; }
+
+ private:
+  const SequenceStrides& strides_;
+  bool is_backward_;
+};
+
 template <int kBytes>
 struct RowAccess<Scattered<kBytes>> {
   static constexpr int kSize = kBytes;
   using Bits = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
   using Raw = Pack<Bits, kItems>;
 
-  static __device__ __forceinline__ int64_t lane_offset(const SequenceStrides& strides, int lane) {
+  static __device__ __forceinline__ int lane_offset(const SequenceStrides& strides, int lane) {
     const Places places(strides, lane);
-    return places.channel * strides.channel + static_cast<int64_t>(places.step) * strides.step;
+    return places.channel * static_cast<int>(strides.channel) + places.step * strides.step;
   }
 
   static __device__ __forceinline__ Raw fetch(const SequenceStrides& strides, const char* address,

@@ -145,8 +145,8 @@ template <class Storage>
 struct ProjectionOf {
   using Type = AnyProjection;
 };
-template <class Element, int kSteps>
-struct ProjectionOf<Vectors<Element, kSteps>> {
+template <class Element>
+struct ProjectionOf<Vectors<Element>> {
   using Type = KnownProjection<Element>;
 };
 template <class Element>

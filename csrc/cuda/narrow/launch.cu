@@ -16,14 +16,20 @@ constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
 
 /// The instances are those of instantiations.py: elements of four bytes are always aligned.
 template <int kStates>
+Launches launches_of_dense(DType dtype) {
+  return dtype == DType::kBFloat16 ? kLaunches<BFloat16, kStates, true>
+                                   : kLaunches<Half, kStates, true>;
+}
+template <int kStates>
 Launches launches_of(DType dtype, bool is_dense) {
+  if (is_dense) return launches_of_dense<kStates>(dtype);
   switch (dtype) {
     case DType::kFloat32:
       return kLaunches<float, kStates, false>;
     case DType::kBFloat16:
-      return is_dense ? kLaunches<BFloat16, kStates, true> : kLaunches<BFloat16, kStates, false>;
+      return kLaunches<BFloat16, kStates, false>;
     default:
-      return is_dense ? kLaunches<Half, kStates, true> : kLaunches<Half, kStates, false>;
+      return kLaunches<Half, kStates, false>;
   }
 }
 template <class Plan>
@@ -31,7 +37,7 @@ Launches launches_for(const ScanParams& params, const Plan& plan) {
   const DType dtype = params.u.dtype;
   switch (plan.padded_states) {
     case 1:
-      return launches_of<1>(dtype, plan.rows.is_dense);
+      return launches_of_dense<1>(dtype);
     case 2:
       return launches_of<2>(dtype, plan.rows.is_dense);
     default:

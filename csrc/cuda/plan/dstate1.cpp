@@ -60,14 +60,18 @@ Rows find_rows(const Params& params) {
   return can_be_dense && are_dense(params, rows) ? Rows::kDense : Rows::kScattered;
 }
 
-/// Gives a block the shared memory for that many windows with so many arrays of dense rows, or has
-/// it do without, beside the bytes that it has in any case.
+/// Gives a block of so many warps the shared memory for rows of so many arrays, beside the bytes
+/// that it has in any case, or has it do without: of vectors kStages chunks, of dense rows all
+/// steps.
 template <class Plan>
-void make_room_for_dense_rows(const ScanParams& params, const Device& device, int windows,
-                              int arrays, int other_bytes, Plan& plan) {
-  if (plan.rows != Rows::kDense) return;
-  const int64_t row = params.seqlen * element_size(params.u.dtype);
-  const int bytes = windows * arrays * kWindowChannels * static_cast<int>(row);
+void make_room_for_rows(const ScanParams& params, const Device& device, int warps, int arrays,
+                        int other_bytes, Plan& plan) {
+  if (plan.rows == Rows::kScattered) return;
+  const int size = static_cast<int>(element_size(params.u.dtype));
+  const int row_bytes = plan.rows == Rows::kDense
+                            ? kWindowChannels * static_cast<int>(params.seqlen) * size
+                            : kStages * staged_bytes(size);
+  const int bytes = warps * arrays * row_bytes;
   if (bytes + other_bytes <= device.block_shared_bytes) {
     plan.shape.shared_bytes += bytes;
   } else {
@@ -86,30 +90,23 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
   plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
   constexpr int kOwnBytes = kForwardWarps * static_cast<int>(sizeof(WarpShared));
-  make_room_for_dense_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
-                           kOwnBytes, plan);
+  make_room_for_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
+                     kOwnBytes, plan);
   return {};
 }
 
-/// A tile has kMinBackwardTile channels or, if that is less, those of a group; of dense rows, which
-/// take the more shared memory, half as many.
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
   plan.rows = find_rows(params);
   const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
-  const int most_channels = plan.rows == Rows::kDense ? kMinBackwardTile / 2 : kMinBackwardTile;
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
-  plan.slots = static_cast<int>(std::min<int64_t>(ceil_div(windows, plan.warps),
-                                                  most_channels / (plan.warps * kWindowChannels)));
-  const int tile_windows = plan.warps * plan.slots;
-  if (const Refusal refusal = refuse_arrays(params, tile_windows * kWindowChannels)) return refusal;
-  plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
+  if (const Refusal refusal = refuse_arrays(params, plan.warps * kWindowChannels)) return refusal;
+  plan.tiles = static_cast<int>(ceil_div(windows, plan.warps));
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
-  plan.shape = {plan.work_items, plan.warps * kWarpSize,
-                backward_shared_bytes(plan.warps, plan.slots)};
-  make_room_for_dense_rows(params, device, tile_windows, BackwardRows::count(params.z.present()),
-                           plan.shape.shared_bytes, plan);
+  plan.shape = {plan.work_items, plan.warps * kWarpSize, backward_shared_bytes(plan.warps)};
+  make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
+                     plan.shape.shared_bytes, plan);
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
       true, params.batch * params.groups * plan.tiles * params.seqlen * 2, sizeof(float));

@@ -19,10 +19,8 @@ struct Figures {
     /// Sequences of fewer steps are short.
     int64_t short_steps = 1024;
 
-    /// narrow takes calls with so many of its warps a multiprocessor, and such of one state that
-    /// have so many steps.
+    /// narrow takes calls with so many of its warps a multiprocessor.
     int64_t narrow_warps = 3;
-    int64_t narrow_steps = 2048;
 
     /// dstate1 has no segments: it takes longer sequences only of so many rows, of all batch
     /// entries.

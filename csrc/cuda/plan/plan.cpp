@@ -39,12 +39,12 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 }
 
 /// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy. Of
-/// one state dstate1 does better, but where rows are not aligned, or long.
+/// one state dstate1 does better, but where short rows are not aligned.
 template <class Plan>
 bool is_narrow(const ScanParams& params, const Device& device, const Plan& plan) {
   const Choice& figures = choice_of(device);
   return plan.shape.blocks >= figures.narrow_warps * device.multiprocessors &&
-         (params.dstate > 1 || plan.rows.is_dense || params.seqlen >= figures.narrow_steps);
+         (params.dstate > 1 || plan.rows.is_dense);
 }
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const narrow::ForwardPlan& plan) {
