@@ -81,7 +81,7 @@ DSTATE1 = [
 RELAY = [Source("relay", "relay", ("forward",), ("RelayForward<2>", "RelayForward<4>"))]
 
 # The elements' type, states of a channel, and whether rows come all at once, which those of four
-# bytes need not. Of one state only rows that do have kernels here.
+# bytes need not. One state has kernels for rows that do, and for no others.
 NARROW = [
     Source(
         "narrow",

@@ -9,7 +9,8 @@ constexpr int kItems = 8;                                   // consecutive steps
 constexpr int kChannelLanes = kChunk / kItems;              // lanes of a channel
 constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a warp at a time
 
-// Warps of a block, and blocks of a multiprocessor that registers must suffice for.
+// Warps of a block, and blocks of a multiprocessor that registers must suffice for. Forward, 4
+// blocks of 4-byte elements keep memory busy, and 6 take longer.
 constexpr int kForwardWarps = 4;
 constexpr int forward_blocks(int element_size) {
   return element_size == 4 ? 4 : 6;
@@ -62,15 +63,15 @@ struct BackwardRows {
 };
 
 /// Distance between rows of vectors that come to shared memory a chunk at a time, of elements of so
-/// many bytes, and the bytes of a window of them. Two rows are in all banks or, where one is, the
-/// next begins in others: no access has conflicts.
+/// many bytes, and the bytes of a window of them. Two rows of 2-byte elements fill all banks. One
+/// of 4-byte elements does, so the next begins 16 bytes further on. No access has conflicts then.
 constexpr int staged_row(int size) {
   return kChunk * size + (size == 4 ? 16 : 0);
 }
 constexpr int staged_bytes(int size) {
   return kWindowChannels * staged_row(size);
 }
-/// Of these chunks one is scanned, and one on its way.
+/// One chunk is scanned while the next one is on its way.
 constexpr int kStages = 2;
 
 /// Where the arrays of a block's tile begin in global memory, by BackwardRows::Number. In registers

@@ -49,8 +49,8 @@ template <class Storage>
 struct RowAccess;
 
 /// Lanes find vectors in shared memory, where StagedWindow or DenseWindow puts them, by the strides
-/// of there. They take kSteps at a time, of which all exist or none; if these are all of a lane's,
-/// what does not exist is there, too.
+/// of there. A vector has kSteps steps, of which all exist or none. A lane that takes all of its
+/// steps as one vector moves those that do not exist as well, for which staged rows have room.
 template <class Element, int kSteps>
 struct VectorAccess {
   static constexpr int kSize = sizeof(Element);
@@ -230,7 +230,7 @@ class StagedWindow {
     }
   }
 
-  /// Of rows in shared memory, whose first step is at origin().
+  /// Returns the strides of rows in shared memory, whose first step lies at origin().
   __device__ SequenceStrides strides() const {
     return {strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
   }

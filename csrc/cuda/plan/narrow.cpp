@@ -68,7 +68,7 @@ Refusal divide(const Params& params, AnyPlan& plan) {
   if (plan.rows.access == 0) {
     return {"rows must lie along time, aligned to 4 bytes, or be short ones without gaps"};
   }
-  // Of one state there are kernels for dense rows alone.
+  // One state has kernels for dense rows alone.
   static_assert(WarpShape<1>::kChannels == WarpShape<2>::kChannels);
   if (!plan.rows.is_dense) plan.padded_states = std::max(plan.padded_states, 2);
   plan.tiles = ceil_div(params.dim / params.groups, plan.warp_channels);

@@ -38,8 +38,8 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return has_enough_channels(params, choice_of(device));
 }
 
-/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy. Of
-/// one state dstate1 does better, but where short rows are not aligned.
+/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy.
+/// With one state dstate1 does better, but where short rows are not aligned.
 template <class Plan>
 bool is_narrow(const ScanParams& params, const Device& device, const Plan& plan) {
   const Choice& figures = choice_of(device);
