@@ -179,10 +179,10 @@ Division divide(const cuda::narrow::Plan<Scratch>& plan) {
   return {plan.warp_channels, plan.tiles};
 }
 Division divide(const cuda::dstate1::ForwardPlan& plan) {
-  return {cuda::dstate1::kWindowChannels, plan.windows};
+  return {plan.window_channels, plan.windows};
 }
 Division divide(const cuda::dstate1::BackwardPlan& plan) {
-  return {plan.warps * cuda::dstate1::kWindowChannels, plan.tiles};
+  return {plan.warps * plan.window_channels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
   return {cuda::relay::kChannels, plan.geometry.tiles};

@@ -76,7 +76,7 @@ def selective_scan_cases():
 def special_cases():
     """What the special kernels of the selective scan are for."""
     for dtype in (torch.float32, torch.bfloat16):
-        for base in (dstate1.BASE, *streamed.KINDS.values()):
+        for base in (dstate1.BASE, dstate1.MANY, *streamed.KINDS.values()):
             yield base.with_(dtype=dtype)
             yield base.with_(dtype=dtype, seqlen=64, reverse=True)
             yield base.with_(dtype=dtype, layout="channel_last")
@@ -86,11 +86,13 @@ def special_cases():
             yield base.with_(dtype=dtype)
         yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
         yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))
+        yield prompt.BASE.with_(dtype=dtype, seqlen=131)
+        yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
         for base in segments.KINDS.values():
             yield base.with_(dtype=dtype)
     # Dense rows of one state, in both directions of time.
     yield from (
-        dstate1.BASE.with_(dtype=torch.bfloat16, seqlen=196, reverse=r) for r in (False, True)
+        dstate1.MANY.with_(dtype=torch.bfloat16, seqlen=196, reverse=r) for r in (False, True)
     )
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
     yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)

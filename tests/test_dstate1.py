@@ -47,12 +47,42 @@ def packed_cases():
     yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
 
 
-CASES = [*cases(BASE), *cases(COMPLEX), *packed_cases()]
+# Channels enough for CUDA to give eight to a warp, where it gives it one of fewer.
+MANY = BASE.with_(batch=32)
+
+
+def many_channels():
+    for dtype in FLOATS:
+        yield from (MANY.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 36, 45, 70, 72))
+        yield from (MANY.with_(dtype=dtype, seqlen=196, reverse=r) for r in (False, True))
+        yield from (MANY.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
+        yield MANY.with_(dtype=dtype, reverse=True)
+    yield MANY.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
+    yield from (MANY.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield from (MANY.with_(cotangents=(name,)) for name in ("out", "last_state"))
+    yield from (MANY.with_(dim=dim, groups=1) for dim in (130, 165))
+
+
+def long_sequences():
+    """Several windows of one channel each."""
+    for dtype in FLOATS:
+        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (256, 264, 520, 523))
+        yield BASE.with_(dtype=dtype, seqlen=776, reverse=True)
+        yield BASE.with_(dtype=dtype, seqlen=520, layout="channel_last")
+
+
+CASES = [*cases(BASE), *cases(COMPLEX), *packed_cases(), *long_sequences()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", [*many_channels()], ids=str)
+def test_many_channels(case, cuda_device):
+    check(case, cuda_device)
 
 
 @pytest.mark.parametrize("base", [BASE, COMPLEX], ids=str)

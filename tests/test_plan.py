@@ -70,11 +70,20 @@ TABLE = [
         ("floor", 16, 17, 1114112),
         ("floor", 16, 17, 3899392),
     ),
-    # One state: lanes lie along time, so long as there are enough channels.
+    # One state: lanes lie along time, a warp's along that of one channel where there are few.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1, 0), ("dstate1", 32, 1, 10223616)),
-    (Call(1, 192, 65536, 1), ("floor", 128, 128, 196608), ("floor", 64, 128, 2064384)),
+    (Call(16, 384, 3136, 1), ("dstate1", 1, 1, 0), ("dstate1", 32, 1, 4890624)),
+    (Call(2, 384, 16384, 1), ("dstate1", 1, 1, 0), ("dstate1", 4, 1, 25175040)),
+    (Call(1, 192, 65536, 1), ("dstate1", 1, 1, 0), ("dstate1", 4, 1, 25168128)),
     (Call(1, 64, 65536, 1), ("streamed", 32, 256, 10485760), ("streamed", 64, 256, 20054016)),
-    (Call(1, 1, 1, 1), ("dstate1", 8, 1, 0), ("dstate1", 8, 1, 1024)),
+    (Call(1, 1, 1, 1), ("dstate1", 1, 1, 0), ("dstate1", 1, 1, 1024)),
+    # One image: rows that begin anywhere, and few states.
+    (Call(1, 768, 197, 16), ("prompt", 6, 1, 0), ("streamed", 96, 7, 1305600)),
+    (
+        Call(1, 1024, 96, 2, dtype="float32"),
+        ("prompt", 8, 1, 0),
+        ("streamed", 96, 3, 761856),
+    ),
     # Few states are padded to sixteen, and so is one, if it is complex.
     (
         Call(8, 1024, 1024, 1, complex=True),
@@ -340,7 +349,7 @@ def refusal(path):
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
         ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17"),
         ("prompt", {"mixed": True}, "must have one dtype"),
-        ("prompt", {"seqlen": 801}, "must be vectors"),
+        ("prompt", {"seqlen": 801, "batch": 8}, "must be vectors"),
         ("prompt", {"channel_last": True, "dim": 1023}, "must be vectors"),
         ("prompt", {"batch": 1, "packed": True}, "sequences are packed"),
     ],

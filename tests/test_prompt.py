@@ -30,9 +30,12 @@ def cases():
         yield from (BASE.with_(method=method, dtype=dtype) for method in METHODS)
         # About a chunk's steps and those of a saved state.
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 32, 40, 64, 72, 256))
+        # Rows that begin anywhere, as those of images and a token for their class do.
+        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 49, 63, 65, 129, 197))
     yield from (BASE.with_(dstate=dstate) for dstate in (5, 8, 15))
     # Warps and blocks that are not full.
     yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 3, 40, 150))
+    yield from (BASE.with_(dim=dim, groups=1, seqlen=131) for dim in (1, 3, 40, 150))
     yield from (BASE.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
     yield BASE.with_(channel_dtype=torch.bfloat16)
     yield from along_channels()

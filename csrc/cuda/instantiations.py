@@ -60,20 +60,22 @@ FLOOR = [
     ]
 ]
 
-# How the arrays of a dstate 1 problem lie in memory.
+# How the arrays of a dstate 1 problem lie in memory, and a warp's window. Those of one channel have
+# kernels for vectors and for single elements.
+DSTATE1_ROWS = (
+    *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
+    *("Scattered<2>", "Scattered<4>"),
+)
 DSTATE1 = [
     Source(
-        "dstate1",
+        f"dstate1_{window.lower()}",
         "dstate1",
         ("backward", "forward"),
-        tuple(
-            f"Kernels<{storage}>"
-            for storage in (
-                *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
-                *("DenseRows<BFloat16>", "DenseRows<Half>"),
-                *("Scattered<2>", "Scattered<4>"),
-            )
-        ),
+        tuple(f"Kernels<{storage}, {window}Window>" for storage in storages),
+    )
+    for window, storages in (
+        ("Wide", (*DSTATE1_ROWS, "DenseRows<BFloat16>", "DenseRows<Half>")),
+        ("Long", DSTATE1_ROWS),
     )
 ]
 
@@ -99,7 +101,7 @@ NARROW = [
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps; along what rows are dense.
+# The elements' type; states per lane, vectors of a lane's steps; how rows lie.
 PROMPT = [
     Source(
         "prompt",
@@ -108,8 +110,10 @@ PROMPT = [
         tuple(
             f"PromptForward<{element}, {shape}, Along::{along}>"
             for element in ("float", "BFloat16", "Half")
-            for shape in ("1, 1", "2, 2")
-            for along in ("kSteps", "kChannels")
+            for shape, along in (
+                *itertools.product(("1, 1", "2, 2"), ("kSteps", "kChannels")),
+                ("1, 1", "kElements"),
+            )
         ),
     )
 ]

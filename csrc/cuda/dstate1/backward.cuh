@@ -1,18 +1,18 @@
 // Backward scan for dstate 1.
 //
-// A block owns a tile of channels of one group, a warp kWindowChannels of them, and walks through
-// time in chunks of kChunk steps, last to first; kChannelLanes lanes share a channel and hold
-// kItems consecutive steps each. For a chunk: scan forward from the state saved before it, then
-// scan the state's gradient backwards from what the later chunk left, all in registers. Shuffles
+// A block owns a tile of channels of one group, a warp a window's channels of them, eight or one,
+// and walks through time in windows of 32 or 256 steps, last to first; the lanes of a channel hold
+// kItems consecutive steps each. For a window: scan forward from the state saved before it, then
+// scan the state's gradient backwards from what the later window left, all in registers. Shuffles
 // add dB and dC over the warp's channels, and the first threads over the block's warps, in a fixed
 // order. add_gradients() adds the tiles.
 //
-// Shared memory: where arrays begin; per warp a chunk of B and C, a tile for rows that vectors
-// cannot read, and what every lane keeps between chunks; per block two buffers of the warps' sums
-// of dB and dC, so that one barrier a chunk suffices; then per warp whole rows, if they are dense,
-// or two chunks of them, one of which is on its way, if they are vectors. Gradients take the places
-// of u, delta and z there. Bound by instructions, about 100 per (channel, step), and by memory
-// nearly as much.
+// Shared memory: where arrays begin; per warp a window's B and C, a tile for rows that vectors
+// cannot read, and what every lane keeps between windows; per block two buffers of the warps' sums
+// of dB and dC, so that one barrier a window suffices; then per warp whole rows, if they are dense,
+// or two windows of them, one of which is on its way, if they are vectors. Gradients take the
+// places of u, delta and z there. Bound by instructions, about 100 per (channel, step), and by
+// memory nearly as much; by latency, where windows have one channel.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -23,8 +23,19 @@ namespace selective_scan::cuda::dstate1 {
 
 /// Adds the lanes that hold the same steps of different channels.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
-                                                  WarpSums& sums) {
-  static_assert(kWindowChannels == 8 && kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
+                                                  WarpSums<LongWindow>& sums) {
+  Pack<float, 2 * kItems> pairs;
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    pairs.v[2 * i] = dB[i];
+    pairs.v[2 * i + 1] = dC[i];
+  }
+  store_pack(sums + lane * 2 * kItems, pairs);
+}
+__device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
+                                                  WarpSums<WideWindow>& sums) {
+  constexpr int kChannelLanes = WideWindow::kChannelLanes;
+  static_assert(kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
   float values[2 * kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -41,26 +52,30 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
 }
 
 /// A warp's view of shared memory.
+template <class Shape>
 struct BackwardMemory {
   const TileOrigins& origins;
-  WarpSums* sums;  // of all warps, twice
+  WarpSums<Shape>* sums;  // of all warps, twice
   WindowRecord& record;
-  WarpShared& own;
+  WarpShared<Shape>& own;
   char* rows;  // dense or staged
 };
 
-template <class Storage>
+template <class Storage, class Shape>
 class BackwardTile {
-  using Access = RowAccess<Storage>;
+  using Window = dstate1::Window<Shape>;
+  using Access = RowAccess<Storage, Shape>;
   using Row = BackwardRows::Number;
-  using Staged = StagedWindow<Access::kSize>;
-  /// The next chunk comes to shared memory while one is scanned.
+  using Staged = StagedWindow<Access::kSize, Shape>;
+  static constexpr int kSteps = Shape::kSteps;
+  static constexpr int kChannelLanes = Shape::kChannelLanes;
+  /// The next window comes to shared memory while one is scanned.
   static constexpr bool kHasStages = kIsStaged<Storage>;
   static constexpr bool kIsInShared = kIsDense<Storage> || kHasStages;
 
  public:
   __device__ BackwardTile(const BackwardArgs& args, const ChannelTile& tile,
-                          const BackwardMemory& memory)
+                          const BackwardMemory<Shape>& memory)
       : args_(args),
         params_(args.params),
         tile_(tile),
@@ -73,8 +88,8 @@ class BackwardTile {
         lane_offset_(Access::lane_offset(lane_strides(), lane_)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + channel()),
-        B_(args.params.B, tile, last_chunk() * kChunk + lane_, -kChunk),
-        C_(args.params.C, tile, last_chunk() * kChunk + lane_, -kChunk) {}
+        B_(args.params.B, tile, last_number() * kSteps + lane_, -kSteps),
+        C_(args.params.C, tile, last_number() * kSteps + lane_, -kSteps) {}
 
   __device__ void run() {
     const bool has_dense_rows = kIsDense<Storage> && first_channel() < tile_.channels;
@@ -85,33 +100,35 @@ class BackwardTile {
       __pipeline_commit();
     }
     begin();
-    float start = fetch_start(last_chunk());
-    if constexpr (kHasStages) stage(last_chunk(), staged_at_);
-    const auto fetch_projections = [&](int chunk) {
-      const int step = chunk * kChunk + lane_;
-      const bool exists = step >= 0 && step < seqlen_;
-      return Pack<uint32_t, 2>{B_.fetch(exists), C_.fetch(exists)};
+    float start = fetch_start(last_number());
+    if constexpr (kHasStages) stage(last_number(), staged_at_);
+    struct Projected {
+      ProjectedBits<Shape> B, C;
     };
-    auto projections = fetch_projections(last_chunk());
+    const auto fetch_projections = [&](int number) {
+      const int left = number >= 0 ? seqlen_ - number * kSteps - lane_ : 0;
+      return Projected{B_.fetch(left), C_.fetch(left)};
+    };
+    Projected projections = fetch_projections(last_number());
     if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
     int buffer = 0;
 #pragma unroll 1
-    for (int chunk = last_chunk(); chunk >= 0; --chunk) {
+    for (int number = last_number(); number >= 0; --number) {
       __syncwarp();
-      if constexpr (kHasStages) stage(chunk - 1, other_stage());
-      B_.put(projections.v[0], lane_, memory_.own.B);
-      C_.put(projections.v[1], lane_, memory_.own.C);
+      if constexpr (kHasStages) stage(number - 1, other_stage());
+      B_.put(projections.B, lane_, memory_.own.B);
+      C_.put(projections.C, lane_, memory_.own.C);
       if constexpr (kHasStages) __pipeline_wait_prior(1);
       __syncwarp();
-      const float next_start = fetch_start(chunk - 1);
-      projections = fetch_projections(chunk - 1);
+      const float next_start = fetch_start(number - 1);
+      projections = fetch_projections(number - 1);
       Items dB, dC;
-      scan(chunk, start, dB, dC);
-      if constexpr (kHasStages) store_staged(chunk);
+      scan(number, start, dB, dC);
+      if constexpr (kHasStages) store_staged(number);
       start = next_start;
       sum_over_channels(dB, dC, lane_, memory_.sums[buffer * args_.warps + warp_]);
       __syncthreads();
-      add_warps(buffer, chunk * kChunk);
+      add_warps(buffer, number * kSteps);
       buffer ^= 1;
     }
     end();
@@ -124,25 +141,26 @@ class BackwardTile {
   }
 
  private:
-  __device__ int last_chunk() const { return ceil_div(seqlen_, kChunk) - 1; }
+  /// Windows are numbered along time.
+  __device__ int last_number() const { return ceil_div(seqlen_, kSteps) - 1; }
   /// The warp's first channel of the tile, and the lane's of all.
-  __device__ int first_channel() const { return warp_ * kWindowChannels; }
+  __device__ int first_channel() const { return warp_ * Shape::kChannels; }
   __device__ int64_t channel() const {
     return tile_.first_channel + first_channel() + lane_ / kChannelLanes;
   }
   __device__ bool exists() const {
     return first_channel() + lane_ / kChannelLanes < tile_.channels;
   }
-  /// What exists of a chunk; nothing before the first one.
-  __device__ Window window(int chunk) const {
-    return {chunk >= 0 ? tile_.channels - first_channel() : 0, seqlen_ - chunk * kChunk, lane_};
+  /// What exists of a window; nothing before the first one.
+  __device__ Window window(int number) const {
+    return {number >= 0 ? tile_.channels - first_channel() : 0, seqlen_ - number * kSteps, lane_};
   }
 
   /// Bytes from the tile's first channel to the warp's.
   __device__ int window_offset() const {
     return first_channel() * static_cast<int>(args_.strides.channel);
   }
-  __device__ int chunk_offset(int chunk) const { return chunk * kChunk * args_.strides.step; }
+  __device__ int step_offset(int number) const { return number * kSteps * args_.strides.step; }
   /// The strides by which lanes find their parts of rows.
   __device__ decltype(auto) lane_strides() const {
     if constexpr (kHasStages) {
@@ -152,13 +170,13 @@ class BackwardTile {
     }
   }
   /// The lane's part of a row of one of the arrays.
-  __device__ char* address(char* const (&arrays)[BackwardRows::kAll], Row row, int chunk) const {
+  __device__ char* address(char* const (&arrays)[BackwardRows::kAll], Row row, int number) const {
     if constexpr (kHasStages) {
       return staged_row(staged_at_, row) + (staged_.origin() + lane_offset_);
     } else if constexpr (kIsDense<Storage>) {
-      return dense_.origin(memory_.rows, row) + (chunk_offset(chunk) + lane_offset_);
+      return dense_.origin(memory_.rows, row) + (step_offset(number) + lane_offset_);
     } else {
-      return arrays[row] + (window_offset() + chunk_offset(chunk) + lane_offset_);
+      return arrays[row] + (window_offset() + step_offset(number) + lane_offset_);
     }
   }
   /// Calls move(row) for those of the arrays that are there.
@@ -174,25 +192,25 @@ class BackwardTile {
   __device__ char* staged_row(int stage_at, int row) const {
     return memory_.rows + (stage_at + row * Staged::kBytes);
   }
-  /// Where the chunk is that is not being scanned.
+  /// Where the window is that is not being scanned.
   __device__ int other_stage() const {
     return BackwardRows::count(args_.inputs[Row::kZ].present()) * Staged::kBytes - staged_at_;
   }
-  /// Starts to copy a chunk.
-  __device__ void stage(int chunk, int stage_at) const {
-    const auto pieces = staged_.pieces(window(chunk));
+  /// Starts to copy a window.
+  __device__ void stage(int number, int stage_at) const {
+    const auto pieces = staged_.pieces(window(number));
     const auto origins = load_pack<char*, BackwardRows::kAll>(memory_.origins.inputs);
-    const int offset = window_offset() + chunk_offset(chunk);
+    const int offset = window_offset() + step_offset(number);
     for_rows(args_.inputs, [&](int row) {
       Staged::fetch(pieces, staged_row(stage_at, row), origins.v[row] + offset);
     });
     __pipeline_commit();
   }
-  /// Stores gradients from the places of what they are of, which the next chunk may take then.
-  __device__ void store_staged(int chunk) {
-    const auto pieces = staged_.pieces(window(chunk));
+  /// Stores gradients from the places of what they are of, which the next window may take then.
+  __device__ void store_staged(int number) {
+    const auto pieces = staged_.pieces(window(number));
     const auto origins = load_pack<char*, BackwardRows::kAll>(memory_.origins.gradients);
-    const int offset = window_offset() + chunk_offset(chunk);
+    const int offset = window_offset() + step_offset(number);
     __syncwarp();
     for_rows(args_.gradients, [&](int row) {
       Staged::store(pieces, staged_row(staged_at_, row), origins.v[row] + offset);
@@ -215,24 +233,24 @@ class BackwardTile {
     memory_.record.channels[lane_] = own;
   }
 
-  /// The state before a chunk other than the first.
-  __device__ float fetch_start(int chunk) const {
-    return chunk > 0 && exists() ? saved_[(chunk - 1) * params_.dim] : 0.0f;
+  /// The state before a window other than the first.
+  __device__ float fetch_start(int number) const {
+    return number > 0 && exists() ? saved_[(number * Shape::kChunks - 1) * params_.dim] : 0.0f;
   }
 
   /// Computes the warp's part of dB and dC, and stores what else there is of gradients.
-  __device__ void scan(int chunk, float start_of_chunk, Items& dB, Items& dC) const {
-    const Window window = this->window(chunk);
+  __device__ void scan(int number, float start_of_window, Items& dB, Items& dC) const {
+    const Window window = this->window(number);
     LaneSums sums = memory_.record.sums[lane_];
     const LaneChannel own = memory_.record.channels[lane_];
     const auto pole = make_pole<DeviceMath>(own.A);
     const auto load = [&](Row row, Items& items) {
-      const char* const source = address(memory_.origins.inputs, row, chunk) + opaque(0);
+      const char* const source = address(memory_.origins.inputs, row, number) + opaque(0);
       const auto raw = Access::fetch(lane_strides(), source, window);
       Access::convert(lane_strides(), raw, window, memory_.own.tile, items);
     };
     const auto store = [&](Row row, const Items& items) {
-      char* const target = address(memory_.origins.gradients, row, chunk);
+      char* const target = address(memory_.origins.gradients, row, number);
       Access::store(lane_strides(), target, window, memory_.own.tile, items);
     };
 
@@ -242,7 +260,7 @@ class BackwardTile {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
     make_steps<Access::kSize>(delta, params_.delta_softplus, slope);
-    if (window.steps < kChunk) {
+    if (window.steps < kSteps) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
@@ -262,8 +280,8 @@ class BackwardTile {
           value[i].abar * map.offset + held_input<kCommonMethod>(delta[i], u[i], value[i]) * B[i];
       map.product *= value[i].abar;
     }
-    float state = chunk > 0 ? start_of_chunk : own.initial_state;
-    const float start = carry_through_lanes<false>(map, state);
+    float state = number > 0 ? start_of_window : own.initial_state;
+    const float start = carry_through_lanes<Shape, false>(map, state).entered;
     Items h;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -293,7 +311,7 @@ class BackwardTile {
       back.offset = value[i].abar * (back.offset + dy[i] * C[i]);
       back.product *= value[i].abar;
     }
-    float later = carry_through_lanes<true>(back, sums.state_gradient);
+    float later = carry_through_lanes<Shape, true>(back, sums.state_gradient).entered;
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
     // What is read anew would in registers crowd out what is kept of the steps.
     const int first_step = opaque(window.first_step());
@@ -324,7 +342,7 @@ class BackwardTile {
 
   /// Adds the sums of the block's warps, in their order.
   __device__ void add_warps(int buffer, int first_step) const {
-    for (int i = threadIdx.x; i < 2 * kChunk; i += blockDim.x) {
+    for (int i = threadIdx.x; i < 2 * kSteps; i += blockDim.x) {
       const int step = first_step + i / 2;
       if (step >= seqlen_) continue;
       float sum = 0.0f;
@@ -341,7 +359,7 @@ class BackwardTile {
     const bool writes = exists() && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](void* sums, float value) {
       if (sums == nullptr) return;
-      const float sum = sum_over_lanes(value);
+      const float sum = sum_over_lanes<Shape>(value);
       if (writes) static_cast<float*>(sums)[tile_.batch * params_.dim + channel()] = sum;
     };
     store_sum(args_.workspace.dA, own.dA);
@@ -358,36 +376,36 @@ class BackwardTile {
   const BackwardArgs& args_;
   const BackwardParams& params_;
   const ChannelTile& tile_;
-  BackwardMemory memory_;
+  BackwardMemory<Shape> memory_;
   DenseWindow dense_;
   Staged staged_;
-  int staged_at_ = 0;  // where in the rows the chunk that is scanned begins
+  int staged_at_ = 0;  // where in the rows the window that is scanned begins
   int lane_;
   int warp_;
   int seqlen_;
   int lane_offset_;
   const float* saved_;
-  Projection<Storage> B_;
-  Projection<Storage> C_;
+  Projection<Storage, Shape> B_;
+  Projection<Storage, Shape> C_;
 };
 
-template <class Storage>
+template <class Storage, class Shape>
 __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
-                                  kHasVectors<Storage> ? kBackwardBlocks : kScatteredBackwardBlocks)
+                                  backward_blocks<Shape>(kHasVectors<Storage>))
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / kWarpSize;
   auto& origins = *reinterpret_cast<TileOrigins*>(memory);
   auto* records = reinterpret_cast<WindowRecord*>(&origins + 1);
-  auto* sums = reinterpret_cast<WarpSums*>(records + args.warps);
-  auto* shared = reinterpret_cast<WarpShared*>(sums + 2 * args.warps);
+  auto* sums = reinterpret_cast<WarpSums<Shape>*>(records + args.warps);
+  auto* shared = reinterpret_cast<WarpShared<Shape>*>(sums + 2 * args.warps);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
-  constexpr int kSize = RowAccess<Storage>::kSize;
-  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes(kSize) : dense.bytes();
+  constexpr int kSize = RowAccess<Storage, Shape>::kSize;
+  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes<Shape>(kSize) : dense.bytes();
   char* const rows =
       reinterpret_cast<char*>(shared + args.warps) +
       warp * BackwardRows::count(args.inputs[BackwardRows::kZ].present()) * row_bytes;
-  const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.tile_channels());
+  const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.warps * Shape::kChannels);
   if (threadIdx.x < BackwardRows::kAll) {
     const auto origin = [&](const Sequence& sequence) {
       return tile.origin(sequence) + tile.first_channel * args.strides.channel;
@@ -396,13 +414,14 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
     origins.gradients[threadIdx.x] = origin(args.gradients[threadIdx.x]);
   }
   __syncthreads();
-  BackwardTile<Storage>(args, tile, {origins, sums, records[warp], shared[warp], rows}).run();
+  BackwardTile<Storage, Shape>(args, tile, {origins, sums, records[warp], shared[warp], rows})
+      .run();
 }
 
-template <class Storage>
-cudaError_t Kernels<Storage>::backward(const BackwardArgs& args, const LaunchShape& shape,
-                                       cudaStream_t stream) {
-  return launch_kernel(backward_kernel<Storage>, shape, stream, args);
+template <class Storage, class Shape>
+cudaError_t Kernels<Storage, Shape>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                              cudaStream_t stream) {
+  return launch_kernel(backward_kernel<Storage, Shape>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

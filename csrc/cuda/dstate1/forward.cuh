@@ -1,25 +1,25 @@
 // Forward scan for dstate 1.
 //
-// A warp owns kWindowChannels channels of one group and walks through time in chunks of kChunk
-// steps; kChannelLanes lanes share a channel and hold kItems consecutive steps each. A lane
-// composes its steps into one map, shuffles carry the state through the channel's lanes, and the
-// lane walks its steps. Warps share nothing.
+// A warp owns a window's channels, eight or one of a group, and walks through time in windows of 32
+// or 256 steps; the lanes of a channel hold kItems consecutive steps each. A lane composes its
+// steps into one map, shuffles carry the state through the channel's lanes, and the lane walks its
+// steps. Warps share nothing.
 //
-// Shared memory of a warp: the chunk of B and C in fp32, and a tile for rows that vectors cannot
+// Shared memory of a warp: a window's B and C in fp32, and a tile for rows that vectors cannot
 // read; then u, delta and z, of which out takes the place of u: if rows are dense, whole rows, and
-// if they are vectors, two chunks, one of which is on its way. Bound by memory; per (channel, step)
-// about 55 instructions.
+// if they are vectors, two windows, one of which is on its way. Bound by memory, about 55
+// instructions per (channel, step); by latency, where windows have one channel.
 #pragma once
 
 #include "scan.cuh"
 
 namespace selective_scan::cuda::dstate1 {
 
-template <class Storage>
+template <class Storage, class Shape>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             WarpShared& shared, char* rows) {
-  using Access = RowAccess<Storage>;
-  using Staged = StagedWindow<Access::kSize>;
+                                             WarpShared<Shape>& shared, char* rows) {
+  using Access = RowAccess<Storage, Shape>;
+  using Staged = StagedWindow<Access::kSize, Shape>;
   using Row = ForwardRows::Number;
   constexpr bool kHasStages = kIsStaged<Storage>;
   const ForwardParams& params = args.params;
@@ -51,6 +51,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     for_inputs([&](Row row) { dense.fetch(rows, row, origin(args.inputs[row]), lane); });
   }
 
+  constexpr int kChannelLanes = Shape::kChannelLanes;
   const bool exists = lane / kChannelLanes < tile.channels;
   const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
   const auto load = [&](const ArrayView& view) {
@@ -62,23 +63,24 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   float state = load(params.initial_state);
   float* saved = nullptr;
   if (params.states != nullptr) {
+    const int chunk = lane % kChannelLanes / kChunkLanes;  // of the lane's window
     saved = static_cast<float*>(params.states) +
-            tile.batch * num_saved_states(seqlen) * params.dim + channel;
+            (tile.batch * num_saved_states(seqlen) + chunk) * params.dim + channel;
   }
 
-  Projection<Storage> B(params.B, tile, lane, kChunk);
-  Projection<Storage> C(params.C, tile, lane, kChunk);
-  uint32_t next_B = B.fetch(lane < seqlen);
-  uint32_t next_C = C.fetch(lane < seqlen);
+  Projection<Storage, Shape> B(params.B, tile, lane, Shape::kSteps);
+  Projection<Storage, Shape> C(params.C, tile, lane, Shape::kSteps);
+  auto next_B = B.fetch(seqlen - lane);
+  auto next_C = C.fetch(seqlen - lane);
   const int lane_offset = Access::lane_offset(lane_strides(), lane);
   const auto window_at = [&](int first_step) {
-    return Window{tile.channels, seqlen - first_step, lane};
+    return Window<Shape>{tile.channels, seqlen - first_step, lane};
   };
-  int staged_at = 0;  // where in the rows the chunk that is scanned begins
+  int staged_at = 0;  // where in the rows the window that is scanned begins
   const auto other_stage = [&] {
     return ForwardRows::count(has_gate) * Staged::kBytes - staged_at;
   };
-  /// Starts to copy a chunk.
+  /// Starts to copy a window.
   const auto stage = [&](int first_step, int stage_at) {
     const auto pieces = staged.pieces(window_at(first_step));
     for_inputs([&](Row row) {
@@ -94,20 +96,20 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   } else if constexpr (kHasStages) {
     stage(0, staged_at);
   }
-  for (int first_step = 0; first_step < seqlen; first_step += kChunk) {
-    const int next_step = first_step + kChunk;
-    const Window window = window_at(first_step);
+  for (int first_step = 0; first_step < seqlen; first_step += Shape::kSteps) {
+    const int next_step = first_step + Shape::kSteps;
+    const auto window = window_at(first_step);
     __syncwarp();
     if constexpr (kHasStages) stage(next_step, other_stage());
     B.put(next_B, lane, shared.B);
     C.put(next_C, lane, shared.C);
-    next_B = B.fetch(next_step + lane < seqlen);
-    next_C = C.fetch(next_step + lane < seqlen);
+    next_B = B.fetch(seqlen - next_step - lane);
+    next_C = C.fetch(seqlen - next_step - lane);
     if constexpr (kHasStages) __pipeline_wait_prior(1);
     __syncwarp();
     const int scanned_at = staged_at;
     staged_at = other_stage();
-    /// The lane's part of a row of the chunk.
+    /// The lane's part of a row of the window.
     const auto address = [&](const Sequence& sequence, Row row) {
       if constexpr (kHasStages) {
         return rows + (scanned_at + row * Staged::kBytes + staged.origin() + lane_offset);
@@ -127,7 +129,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
     make_steps<Access::kSize>(delta_items, params.delta_softplus);
-    if (window.steps < kChunk) {
+    if (window.steps < Shape::kSteps) {
       // A step that does not exist leaves the state as it is.
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
@@ -146,12 +148,14 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       map.offset = abar[i] * map.offset + held[i];
       map.product *= abar[i];
     }
-    float h = carry_through_lanes<false>(map, state);
-    if (saved != nullptr && next_step < seqlen) {
-      if (exists && lane % kChannelLanes == 0) *saved = state;
-      saved += params.dim;
+    const LaneStates carried = carry_through_lanes<Shape, false>(map, state);
+    if (saved != nullptr) {
+      const bool ends_chunk = lane % kChunkLanes == kChunkLanes - 1;
+      if (exists && ends_chunk && window.items() > kItems) *saved = carried.left;
+      saved += Shape::kChunks * params.dim;
     }
     if (!has_output) continue;
+    float h = carried.entered;
 
     Items C_items;
     read_shared(shared.C + window.first_step(), C_items);
@@ -185,28 +189,28 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   }
 }
 
-template <class Storage>
+template <class Storage, class Shape>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize,
-                                  forward_blocks(RowAccess<Storage>::kSize))
+                                  forward_blocks<Shape>(RowAccess<Storage, Shape>::kSize))
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  __shared__ __align__(16) WarpShared shared[kForwardWarps];
+  __shared__ __align__(16) WarpShared<Shape> shared[kForwardWarps];
   extern __shared__ __align__(16) char memory[];  // rows
   const int warp = threadIdx.x / kWarpSize;
   const int index = static_cast<int>(blockIdx.x) * kForwardWarps + warp;
   if (index >= args.work_items) return;
-  const ChannelTile tile(args.params, index, args.windows, kWindowChannels);
+  const ChannelTile tile(args.params, index, args.windows, Shape::kChannels);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
-  constexpr int kSize = RowAccess<Storage>::kSize;
-  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes(kSize) : dense.bytes();
+  constexpr int kSize = RowAccess<Storage, Shape>::kSize;
+  const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes<Shape>(kSize) : dense.bytes();
   char* const rows =
       memory + warp * ForwardRows::count(args.inputs[ForwardRows::kZ].present()) * row_bytes;
-  forward_tile<Storage>(args, tile, shared[warp], rows);
+  forward_tile<Storage, Shape>(args, tile, shared[warp], rows);
 }
 
-template <class Storage>
-cudaError_t Kernels<Storage>::forward(const ForwardArgs& args, const LaunchShape& shape,
-                                      cudaStream_t stream) {
-  return launch_kernel(forward_kernel<Storage>, shape, stream, args);
+template <class Storage, class Shape>
+cudaError_t Kernels<Storage, Shape>::forward(const ForwardArgs& args, const LaunchShape& shape,
+                                             cudaStream_t stream) {
+  return launch_kernel(forward_kernel<Storage, Shape>, shape, stream, args);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -52,11 +52,10 @@ struct BackwardArgs {
   int tiles;                               // of a group's channels
   int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
-
-  SELECTIVE_SCAN_HD int tile_channels() const { return warps * kWindowChannels; }
 };
 
-template <class Storage>
+/// Windows of one channel have no kernels for dense rows.
+template <class Storage, class Shape>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);

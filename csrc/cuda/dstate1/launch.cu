@@ -1,5 +1,6 @@
 // Launches of the dstate 1 kernels.
 #include <cstdlib>
+#include <type_traits>
 
 #include "../kit/launch_tools.h"
 #include "kernels.h"
@@ -24,22 +25,38 @@ struct Launches {
   cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-template <class Storage>
-constexpr Launches kLaunches = {&Kernels<Storage>::forward, &Kernels<Storage>::backward};
+template <class Storage, class Shape>
+constexpr Launches kLaunches = {&Kernels<Storage, Shape>::forward,
+                                &Kernels<Storage, Shape>::backward};
 
-/// The storages are those of instantiations.py.
-const Launches& launches_for(const ScanParams& params, Rows rows) {
-  const bool is_bfloat = params.u.dtype == DType::kBFloat16;
+/// The storages and shapes are those of instantiations.py.
+template <class Shape>
+const Launches& launches_of(DType dtype, Rows rows) {
+  const bool is_bfloat = dtype == DType::kBFloat16;
   switch (rows) {
     case Rows::kLongVectors:
-      return is_bfloat ? kLaunches<Vectors<BFloat16>> : kLaunches<Vectors<Half>>;
+      return is_bfloat ? kLaunches<Vectors<BFloat16>, Shape> : kLaunches<Vectors<Half>, Shape>;
     case Rows::kVectors:
-      return kLaunches<Vectors<float>>;
+      return kLaunches<Vectors<float>, Shape>;
     case Rows::kDense:
-      return is_bfloat ? kLaunches<DenseRows<BFloat16>> : kLaunches<DenseRows<Half>>;
+      if constexpr (std::is_same_v<Shape, WideWindow>) {
+        return is_bfloat ? kLaunches<DenseRows<BFloat16>, Shape>
+                         : kLaunches<DenseRows<Half>, Shape>;
+      }
+      [[fallthrough]];
     default:
-      return element_size(params.u.dtype) == 4 ? kLaunches<Scattered<4>> : kLaunches<Scattered<2>>;
+      return element_size(dtype) == 4 ? kLaunches<Scattered<4>, Shape>
+                                      : kLaunches<Scattered<2>, Shape>;
   }
+}
+
+template <class Plan>
+const Launches& launches_for(const ScanParams& params, const Plan& plan) {
+  const Launches* launches = nullptr;
+  visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
+    launches = &launches_of<Shape>(params.u.dtype, plan.rows);
+  });
+  return *launches;
 }
 
 /// What both passes are given. Rows names their arrays.
@@ -61,7 +78,7 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
-  return launches_for(params, plan.rows).forward(args, plan.shape, stream);
+  return launches_for(params, plan).forward(args, plan.shape, stream);
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
@@ -75,7 +92,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
   args.workspace = backward_workspace(plan.scratch, memory);
-  const cudaError_t error = launches_for(params, plan.rows).backward(args, plan.shape, stream);
+  const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.tiles, params.batch}, stream);
 }

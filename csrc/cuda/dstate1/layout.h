@@ -5,28 +5,52 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-constexpr int kItems = 8;                                   // consecutive steps of a lane
-constexpr int kChannelLanes = kChunk / kItems;              // lanes of a channel
-constexpr int kWindowChannels = kWarpSize / kChannelLanes;  // channels of a warp at a time
+constexpr int kItems = 8;  // consecutive steps of a lane
+
+/// A window is what a warp works on at a time: some channels, and as many steps as lanes that share
+/// a channel hold.
+template <int kLanes>
+struct WindowShape {
+  static constexpr int kChannelLanes = kLanes;
+  static constexpr int kChannels = kWarpSize / kLanes;
+  static constexpr int kSteps = kLanes * kItems;
+  static constexpr int kChunks = kSteps / kChunk;
+
+  /// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and
+  /// no access of windows of several channels has bank conflicts.
+  static constexpr int kTileStride = kSteps + 4;
+  static constexpr int kTileSize = kChannels * kTileStride;
+};
+/// Lanes from one saved state to the next.
+constexpr int kChunkLanes = kChunk / kItems;
+/// Eight channels of a chunk each, where these are warps enough for the device.
+using WideWindow = WindowShape<kChunkLanes>;
+/// One channel, which makes eight times as many warps, each of which is through a sequence eight
+/// times as soon.
+using LongWindow = WindowShape<kWarpSize>;
+
+/// Calls visit(shape) with the shape of windows of so many channels.
+template <class Visit>
+constexpr auto visit_shape(int window_channels, const Visit& visit) {
+  return window_channels == LongWindow::kChannels ? visit(LongWindow{}) : visit(WideWindow{});
+}
 
 // Warps of a block, and blocks of a multiprocessor that registers must suffice for. Forward, 4
 // blocks of 4-byte elements keep memory busy, and 6 take longer.
 constexpr int kForwardWarps = 4;
+template <class Shape>
 constexpr int forward_blocks(int element_size) {
-  return element_size == 4 ? 4 : 6;
+  return element_size == 4 || Shape::kChannels == 1 ? 4 : 6;
 }
 constexpr int kMaxBackwardWarps = 4;
-constexpr int kBackwardBlocks = 4;
-constexpr int kScatteredBackwardBlocks = 3;
+template <class Shape>
+constexpr int backward_blocks(bool has_vectors) {
+  return has_vectors && Shape::kChannels > 1 ? 4 : 3;
+}
 
-/// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and no
-/// access has bank conflicts.
-constexpr int kTileStride = kChunk + 4;
-constexpr int kTileSize = kWindowChannels * kTileStride;
-
-/// What a lane hands on from chunk to chunk.
+/// What a lane hands on from window to window.
 struct alignas(16) LaneSums {
-  float state_gradient;  // what leaves the chunk towards earlier steps
+  float state_gradient;  // what leaves the window towards earlier steps
   float dA, dD, ddelta_bias;
 };
 /// What a lane knows of its channel.
@@ -40,13 +64,15 @@ struct WindowRecord {
 };
 
 /// Sums of dB and dC over a warp's channels, (step, dB|dC).
-using WarpSums = float[2 * kChunk];
+template <class Shape>
+using WarpSums = float[2 * Shape::kSteps];
 
 /// What every warp has in shared memory, in either pass.
+template <class Shape>
 struct WarpShared {
-  float tile[kTileSize];
-  float B[kChunk];
-  float C[kChunk];
+  float tile[Shape::kTileSize];
+  float B[Shape::kSteps];
+  float C[Shape::kSteps];
 };
 
 /// The arrays with steps that a pass reads, in the order in which rows of them lie in shared
@@ -62,16 +88,19 @@ struct BackwardRows {
   static SELECTIVE_SCAN_HD int count(bool has_z) { return has_z ? kAll : kZ; }
 };
 
-/// Distance between rows of vectors that come to shared memory a chunk at a time, of elements of so
-/// many bytes, and the bytes of a window of them. Two rows of 2-byte elements fill all banks. One
-/// of 4-byte elements does, so the next begins 16 bytes further on. No access has conflicts then.
+/// Distance between rows of vectors that come to shared memory a window at a time, of elements of
+/// so many bytes, and the bytes of a window of them. Two rows of a chunk of 2-byte elements fill
+/// all banks. One of 4-byte elements does, so the next begins 16 bytes further on. No access has
+/// conflicts then.
+template <class Shape>
 constexpr int staged_row(int size) {
-  return kChunk * size + (size == 4 ? 16 : 0);
+  return Shape::kSteps * size + (size == 4 ? 16 : 0);
 }
+template <class Shape>
 constexpr int staged_bytes(int size) {
-  return kWindowChannels * staged_row(size);
+  return Shape::kChannels * staged_row<Shape>(size);
 }
-/// One chunk is scanned while the next one is on its way.
+/// One window is scanned while the next one is on its way.
 constexpr int kStages = 2;
 
 /// Where the arrays of a block's tile begin in global memory, by BackwardRows::Number. In registers
@@ -81,9 +110,11 @@ struct alignas(16) TileOrigins {
   char* gradients[BackwardRows::kAll];
 };
 
+template <class Shape>
 constexpr int backward_shared_bytes(int warps) {
   return static_cast<int>(sizeof(TileOrigins)) +
-         warps * static_cast<int>(sizeof(WarpShared) + 2 * sizeof(WarpSums) + sizeof(WindowRecord));
+         warps * static_cast<int>(sizeof(WarpShared<Shape>) + 2 * sizeof(WarpSums<Shape>) +
+                                  sizeof(WindowRecord));
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -16,6 +16,7 @@ enum class Rows { kLongVectors, kVectors, kDense, kScattered };
 
 struct ForwardPlan {
   Rows rows;
+  int window_channels;
   int windows;     // of a group's channels
   int work_items;  // batch · groups · windows
   LaunchShape shape;
@@ -24,6 +25,7 @@ struct ForwardPlan {
 
 struct BackwardPlan {
   Rows rows;
+  int window_channels;
   int warps;       // of a block
   int tiles;       // of a group's channels
   int work_items;  // batch · groups · tiles

@@ -1,9 +1,9 @@
 // Rows of (batch, channel, step) arrays as the dstate 1 kernels move them between global memory and
 // registers.
 //
-// A warp works on windows of kWindowChannels channels × kChunk steps. kChannelLanes neighbouring
-// lanes hold one channel, kItems consecutive steps each. Rows that are aligned to 16 bytes come to
-// shared memory a chunk at a time while the one before is scanned, and short rows of 2-byte types
+// A warp works on windows (layout.h). Neighbouring lanes hold one channel, kItems consecutive steps
+// each. Rows that are aligned to 16 bytes come to shared memory a window at a time while the one
+// before is scanned, and short rows of 2-byte types
 // that are aligned to 8 bytes as a whole, so that neighbouring lanes move neighbouring vectors and
 // registers hold nothing that is on its way. Other layouts are read element by element, along steps
 // or along channels, whichever lie closer, and change hands through a tile in shared memory.
@@ -21,13 +21,14 @@ namespace selective_scan::cuda::dstate1 {
 using Items = float[kItems];
 
 /// What exists of a warp's window, and the lane that looks at it.
+template <class Shape>
 struct Window {
   int channels;
   int steps;
   int lane;
 
-  __device__ int channel() const { return lane / kChannelLanes; }
-  __device__ int first_step() const { return lane % kChannelLanes * kItems; }
+  __device__ int channel() const { return lane / Shape::kChannelLanes; }
+  __device__ int first_step() const { return lane % Shape::kChannelLanes * kItems; }
   /// How many of the lane's steps exist, if positive.
   __device__ int items() const { return channel() < channels ? steps - first_step() : 0; }
 };
@@ -45,22 +46,23 @@ __device__ __forceinline__ void read_shared(const float* row, Items& items) {
 ///   fetch()    starts reading; what does not exist is zero
 ///   convert()  from Raw to the lane's steps
 ///   store()
-template <class Storage>
+template <class Storage, class Shape>
 struct RowAccess;
 
 /// Lanes find vectors in shared memory, where StagedWindow or DenseWindow puts them, by the strides
 /// of there. A vector has kSteps steps, of which all exist or none. A lane that takes all of its
 /// steps as one vector moves those that do not exist as well, for which staged rows have room.
-template <class Element, int kSteps>
+template <class Element, int kSteps, class Shape>
 struct VectorAccess {
+  using Window = dstate1::Window<Shape>;
   static constexpr int kSize = sizeof(Element);
   static constexpr int kWords = kItems * kSize / sizeof(uint32_t);
   using Raw = Pack<uint32_t, kWords>;
 
   static __device__ __forceinline__ int lane_offset(const SequenceStrides& strides, int lane) {
     // The lowest address of the lane's steps.
-    const int step = lane % kChannelLanes * kItems + (strides.step < 0 ? kItems - 1 : 0);
-    return lane / kChannelLanes * static_cast<int>(strides.channel) + step * strides.step;
+    const int step = lane % Shape::kChannelLanes * kItems + (strides.step < 0 ? kItems - 1 : 0);
+    return lane / Shape::kChannelLanes * static_cast<int>(strides.channel) + step * strides.step;
   }
 
   static __device__ __forceinline__ Raw fetch(const SequenceStrides& strides, const char* address,
@@ -128,10 +130,10 @@ struct VectorAccess {
   }
 };
 
-template <class Element>
-struct RowAccess<Vectors<Element>> : VectorAccess<Element, kItems> {};
-template <class Element>
-struct RowAccess<DenseRows<Element>> : VectorAccess<Element, kItems / 2> {};
+template <class Element, class Shape>
+struct RowAccess<Vectors<Element>, Shape> : VectorAccess<Element, kItems, Shape> {};
+template <class Element, class Shape>
+struct RowAccess<DenseRows<Element>, Shape> : VectorAccess<Element, kItems / 2, Shape> {};
 
 template <class Storage>
 constexpr bool kIsDense = false;
@@ -143,7 +145,7 @@ constexpr bool kIsDense<DenseRows<Element>> = true;
 class DenseWindow {
  public:
   __device__ DenseWindow(const SequenceStrides& strides, int seqlen)
-      : bytes_(kWindowChannels * static_cast<int>(strides.channel)),
+      : bytes_(WideWindow::kChannels * static_cast<int>(strides.channel)),
         first_step_(strides.step < 0 ? (1 - seqlen) * strides.step : 0) {}
 
   /// Starts to copy an array whose first channel's first step is at `address`.
@@ -176,17 +178,18 @@ constexpr bool kIsStaged = false;
 template <class Element>
 constexpr bool kIsStaged<Vectors<Element>> = true;
 
-/// Rows of vectors of a window's chunk: how they come to shared memory, in which lanes find them by
-/// strides of their own, and go back. Neighbouring lanes move neighbouring vectors.
-template <int kSize>
+/// Rows of vectors of a window: how they come to shared memory, in which lanes find them by strides
+/// of their own, and go back. Neighbouring lanes move neighbouring vectors.
+template <int kSize, class Shape>
 class StagedWindow {
-  static constexpr int kRow = staged_row(kSize);
+  static constexpr int kRow = staged_row<Shape>(kSize);
   static constexpr int kPiece = sizeof(uint4);
-  static constexpr int kRowPieces = kChunk * kSize / kPiece;
-  static constexpr int kCount = kWindowChannels * kRowPieces / kWarpSize;  // of a lane
+  static constexpr int kRowPieces = Shape::kSteps * kSize / kPiece;
+  static constexpr int kCount = Shape::kChannels * kRowPieces / kWarpSize;  // of a lane
+  static constexpr int kRowLanes = kRowPieces < kWarpSize ? kRowPieces : kWarpSize;
 
  public:
-  static constexpr int kBytes = staged_bytes(kSize);  // of an array
+  static constexpr int kBytes = staged_bytes<Shape>(kSize);  // of an array
 
   /// What a lane moves: places in shared memory and from a window's first channel and step.
   struct Pieces {
@@ -198,16 +201,18 @@ class StagedWindow {
   __device__ explicit StagedWindow(const SequenceStrides& strides)
       : strides_(strides), is_backward_(strides.step < 0) {}
 
-  __device__ Pieces pieces(const Window& window) const {
+  __device__ Pieces pieces(const Window<Shape>& window) const {
     const int lane = opaque(window.lane);
-    const int piece = lane % kRowPieces;
-    const int byte = piece * kPiece;
-    const int first_step = (is_backward_ ? kRowPieces - 1 - piece : piece) * (kPiece / kSize);
-    const int lowest = is_backward_ ? (1 - kChunk) * kSize : 0;
+    const int lowest = is_backward_ ? (1 - Shape::kSteps) * kSize : 0;
     Pieces result;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int channel = lane / kRowPieces + i * (kWarpSize / kRowPieces);
+      // A lane's pieces are of several channels, or all of one.
+      const int piece = lane % kRowLanes + (kRowPieces > kRowLanes ? i * kRowLanes : 0);
+      const int channel =
+          lane / kRowLanes + (kRowPieces > kRowLanes ? 0 : i * (kWarpSize / kRowLanes));
+      const int byte = piece * kPiece;
+      const int first_step = (is_backward_ ? kRowPieces - 1 - piece : piece) * (kPiece / kSize);
       result.places[i] = channel * kRow + byte;
       result.offsets[i] = channel * static_cast<int>(strides_.channel) + lowest + byte;
       result.exist[i] = channel < window.channels && first_step < window.steps;
@@ -234,15 +239,16 @@ class StagedWindow {
   __device__ SequenceStrides strides() const {
     return {strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
   }
-  __device__ int origin() const { return is_backward_ ? (kChunk - 1) * kSize : 0; }
+  __device__ int origin() const { return is_backward_ ? (Shape::kSteps - 1) * kSize : 0; }
 
  private:
   const SequenceStrides& strides_;
   bool is_backward_;
 };
 
-template <int kBytes>
-struct RowAccess<Scattered<kBytes>> {
+template <int kBytes, class Shape>
+struct RowAccess<Scattered<kBytes>, Shape> {
+  using Window = dstate1::Window<Shape>;
   static constexpr int kSize = kBytes;
   using Bits = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
   using Raw = Pack<Bits, kItems>;
@@ -275,7 +281,7 @@ struct RowAccess<Scattered<kBytes>> {
       }
     });
     __syncwarp();
-    read_shared(tile + window.channel() * kTileStride + window.first_step(), items);
+    read_shared(tile + window.channel() * Shape::kTileStride + window.first_step(), items);
     __syncwarp();
   }
 
@@ -285,7 +291,7 @@ struct RowAccess<Scattered<kBytes>> {
     Pack<float, kItems> pack;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) pack.v[i] = items[i];
-    store_pack(tile + window.channel() * kTileStride + window.first_step(), pack);
+    store_pack(tile + window.channel() * Shape::kTileStride + window.first_step(), pack);
     __syncwarp();
     const Places places(strides, window.lane);
     const int count = places.count(window);
@@ -301,19 +307,19 @@ struct RowAccess<Scattered<kBytes>> {
   }
 
  private:
-  /// The elements of a window that a lane moves: one step of all channels, or every fourth step of
-  /// one channel.
+  /// The elements of a window that a lane moves: one step of all channels, or of one channel every
+  /// fourth step. Of a window of one channel it is every 32nd, whatever lies closer.
   struct Places {
-    static constexpr int kStride = kWarpSize / kWindowChannels;
+    static constexpr int kStride = kWarpSize / Shape::kChannels;
 
     bool along_channels;
     int channel;  // of the first
     int step;
 
     __device__ __forceinline__ Places(const SequenceStrides& strides, int lane)
-        : along_channels(strides.channels_are_closer),
-          channel(along_channels ? lane % kWindowChannels : 0),
-          step(along_channels ? lane / kWindowChannels : lane) {}
+        : along_channels(strides.channels_are_closer || Shape::kChannels == 1),
+          channel(along_channels ? lane % Shape::kChannels : 0),
+          step(along_channels ? lane / Shape::kChannels : lane) {}
 
     __device__ int count(const Window& window) const {
       if (!along_channels) return step < window.steps ? window.channels : 0;
@@ -323,7 +329,8 @@ struct RowAccess<Scattered<kBytes>> {
       return along_channels ? static_cast<int64_t>(kStride) * strides.step : strides.channel;
     }
     __device__ int tile_index(int i) const {
-      return channel * kTileStride + step + i * (along_channels ? kStride : kTileStride);
+      return channel * Shape::kTileStride + step +
+             i * (along_channels ? kStride : Shape::kTileStride);
     }
   };
 };

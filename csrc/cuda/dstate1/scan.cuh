@@ -11,9 +11,15 @@ namespace selective_scan::cuda::dstate1 {
 using StepMap = AffineMap<float>;
 
 /// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
-/// last to the first. Returns what enters this lane; `state` becomes what leaves the last one.
-template <bool kBackwards>
-__device__ __forceinline__ float carry_through_lanes(StepMap own, float& state) {
+/// last to the first. Returns what enters this lane and what leaves it; `state` becomes what leaves
+/// the last one.
+struct LaneStates {
+  float entered;
+  float left;
+};
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& state) {
+  constexpr int kChannelLanes = Shape::kChannelLanes;
   const int lane = threadIdx.x % kChannelLanes;
   const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
   const auto from_before = [](float value, int distance) {
@@ -26,17 +32,18 @@ __device__ __forceinline__ float carry_through_lanes(StepMap own, float& state) 
     if (position >= distance) own = Compose()(before, own);
   }
   const float left = own(state);
-  const float entered = from_before(left, 1);
-  const float result = position == 0 ? state : entered;
+  const float before = from_before(left, 1);
+  const float entered = position == 0 ? state : before;
   state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
-  return result;
+  return {entered, left};
 }
 
 /// Sums over the lanes of a channel; all of them get the sum.
+template <class Shape>
 __device__ __forceinline__ float sum_over_lanes(float value) {
 #pragma unroll
-  for (int distance = 1; distance < kChannelLanes; distance *= 2) {
-    value += __shfl_xor_sync(kFullMask, value, distance, kChannelLanes);
+  for (int distance = 1; distance < Shape::kChannelLanes; distance *= 2) {
+    value += __shfl_xor_sync(kFullMask, value, distance, Shape::kChannelLanes);
   }
   return value;
 }
@@ -72,92 +79,115 @@ struct ChannelTile {
   }
 };
 
-// B or C of a group. A lane fetches one step of every chunk, and shared memory hands them to all
-// channels of the warp.
-//   fetch()    the lane's step as it lies in memory, of the chunk after the one fetched before, or
-//              of the chunk before it if time goes back
+// B or C of a group. A lane fetches every 32nd step of a window, and shared memory hands them to
+// all channels of the warp.
+//   fetch()    the lane's steps as they lie in memory, of the window after the one fetched before,
+//              or of the window before it if time goes back; `left` steps exist from its first on
 //   put()      to shared memory, where read_shared() finds those of a lane's steps
+template <class Shape>
+constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;  // of a lane
+template <class Shape>
+using ProjectedBits = Pack<uint32_t, kProjectedSteps<Shape>>;
 
 /// B or C of this type.
-template <class Element>
+template <class Element, class Shape>
 class KnownProjection {
  public:
-  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int chunk)
+  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
       : source_(reinterpret_cast<const Element*>(tile.origin(view)) + step * view.step),
-        chunk_stride_(chunk * view.step) {}
+        window_stride_(steps * view.step),
+        stride_(kWarpSize * view.step) {}
 
-  __device__ uint32_t fetch(bool exists) {
-    uint32_t bits = 0;
-    if (exists) {
+  __device__ ProjectedBits<Shape> fetch(int left) {
+    ProjectedBits<Shape> bits{};
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      if (i * kWarpSize >= left) continue;
+      const Element* const source = source_ + i * stride_;
       if constexpr (sizeof(Element) == sizeof(uint32_t)) {
-        bits = *reinterpret_cast<const uint32_t*>(source_);
+        bits.v[i] = *reinterpret_cast<const uint32_t*>(source);
       } else {
-        bits = source_->bits;
+        bits.v[i] = source->bits;
       }
     }
-    source_ += chunk_stride_;
+    source_ += window_stride_;
     return bits;
   }
 
-  __device__ void put(uint32_t bits, int lane, float* row) const {
-    if constexpr (sizeof(Element) == sizeof(uint32_t)) {
-      row[lane] = bit_cast<float>(bits);
-    } else {
-      row[lane] = to_real(Element{static_cast<uint16_t>(bits)});
+  __device__ void put(const ProjectedBits<Shape>& bits, int lane, float* row) const {
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+        row[lane + i * kWarpSize] = bit_cast<float>(bits.v[i]);
+      } else {
+        row[lane + i * kWarpSize] = to_real(Element{static_cast<uint16_t>(bits.v[i])});
+      }
     }
   }
 
  private:
   const Element* source_;
-  int64_t chunk_stride_;
+  int64_t window_stride_;
+  int64_t stride_;  // from one of the lane's steps to the next
 };
 
 /// B or C of any type.
+template <class Shape>
 class AnyProjection {
  public:
-  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int step, int chunk)
+  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
       : source_(tile.origin(view) + step * view.step * element_size(view.dtype)),
-        chunk_stride_(chunk * view.step * element_size(view.dtype)),
+        window_stride_(steps * view.step * element_size(view.dtype)),
+        stride_(kWarpSize * view.step * element_size(view.dtype)),
         dtype_(view.dtype) {}
 
-  __device__ uint32_t fetch(bool exists) {
-    const char* const source = source_;
-    source_ += chunk_stride_;
-    if (!exists) return 0;
-    if (dtype_ == DType::kFloat32) return *reinterpret_cast<const uint32_t*>(source);
-    return *reinterpret_cast<const uint16_t*>(source);
+  __device__ ProjectedBits<Shape> fetch(int left) {
+    ProjectedBits<Shape> bits{};
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      if (i * kWarpSize >= left) continue;
+      const char* const source = source_ + i * stride_;
+      bits.v[i] = dtype_ == DType::kFloat32 ? *reinterpret_cast<const uint32_t*>(source)
+                                            : *reinterpret_cast<const uint16_t*>(source);
+    }
+    source_ += window_stride_;
+    return bits;
   }
 
-  __device__ void put(uint32_t bits, int lane, float* row) const {
-    const auto half = static_cast<uint16_t>(bits);
-    row[lane] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits)
-                : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
-                                             : to_real(Half{half});
+  __device__ void put(const ProjectedBits<Shape>& bits, int lane, float* row) const {
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      const auto half = static_cast<uint16_t>(bits.v[i]);
+      row[lane + i * kWarpSize] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits.v[i])
+                                  : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
+                                                               : to_real(Half{half});
+    }
   }
 
  private:
   const char* source_;
-  int64_t chunk_stride_;
+  int64_t window_stride_;
+  int64_t stride_;  // from one of the lane's steps to the next
   DType dtype_;
 };
 
-template <class Storage>
+template <class Storage, class Shape>
 struct ProjectionOf {
-  using Type = AnyProjection;
+  using Type = AnyProjection<Shape>;
 };
-template <class Element>
-struct ProjectionOf<Vectors<Element>> {
-  using Type = KnownProjection<Element>;
+template <class Element, class Shape>
+struct ProjectionOf<Vectors<Element>, Shape> {
+  using Type = KnownProjection<Element, Shape>;
 };
-template <class Element>
-struct ProjectionOf<DenseRows<Element>> {
-  using Type = KnownProjection<Element>;
+template <class Element, class Shape>
+struct ProjectionOf<DenseRows<Element>, Shape> {
+  using Type = KnownProjection<Element, Shape>;
 };
-template <class Storage>
-using Projection = typename ProjectionOf<Storage>::Type;
+template <class Storage, class Shape>
+using Projection = typename ProjectionOf<Storage, Shape>::Type;
 
 /// Whether arrays with steps are vectors.
 template <class Storage>
-constexpr bool kHasVectors = !std::is_same_v<Projection<Storage>, AnyProjection>;
+constexpr bool kHasVectors = kIsDense<Storage> || kIsStaged<Storage>;
 
 }  // namespace selective_scan::cuda::dstate1

@@ -5,6 +5,7 @@
 #include "../dstate1/layout.h"
 #include "../dstate1/plan.h"
 #include "arrays.h"
+#include "figures.h"
 
 namespace selective_scan::cuda::dstate1 {
 namespace {
@@ -42,10 +43,21 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
   return {};
 }
 
+/// Windows of eight channels, unless these are too few warps.
+int choose_window_channels(const ScanParams& params, const Device& device, bool is_backward) {
+  const Figures::Choice& figures = figures_of(device).choice;
+  const int64_t windows =
+      params.batch * params.groups * ceil_div(params.dim / params.groups, WideWindow::kChannels);
+  const double warps = static_cast<double>(windows) / device.multiprocessors;
+  const bool are_few = warps < figures.dstate1_warps[is_backward] &&
+                       params.seqlen >= figures.dstate1_steps * warps * warps;
+  return are_few ? LongWindow::kChannels : WideWindow::kChannels;
+}
+
 /// The best that all arrays allow. Kernels know of vectors only together with B and C of the same
 /// type.
 template <class Params>
-Rows find_rows(const Params& params) {
+Rows find_rows(const Params& params, int window_channels) {
   if (params.B.dtype != params.u.dtype || params.C.dtype != params.u.dtype) return Rows::kScattered;
   const auto rows = rows_of(params);
   const auto have_vectors = [&](int steps) {
@@ -56,7 +68,8 @@ Rows find_rows(const Params& params) {
     return have_vectors(kItems / 2) ? Rows::kVectors : Rows::kScattered;
   }
   if (have_vectors(kItems)) return Rows::kLongVectors;
-  const bool can_be_dense = params.seqlen <= kMostDenseSteps && have_vectors(kItems / 2);
+  const bool can_be_dense = window_channels == WideWindow::kChannels &&
+                            params.seqlen <= kMostDenseSteps && have_vectors(kItems / 2);
   return can_be_dense && are_dense(params, rows) ? Rows::kDense : Rows::kScattered;
 }
 
@@ -68,9 +81,11 @@ void make_room_for_rows(const ScanParams& params, const Device& device, int warp
                         int other_bytes, Plan& plan) {
   if (plan.rows == Rows::kScattered) return;
   const int size = static_cast<int>(element_size(params.u.dtype));
+  const int window_bytes = visit_shape(
+      plan.window_channels, [&]<class Shape>(Shape) { return staged_bytes<Shape>(size); });
   const int row_bytes = plan.rows == Rows::kDense
-                            ? kWindowChannels * static_cast<int>(params.seqlen) * size
-                            : kStages * staged_bytes(size);
+                            ? plan.window_channels * static_cast<int>(params.seqlen) * size
+                            : kStages * window_bytes;
   const int bytes = warps * arrays * row_bytes;
   if (bytes + other_bytes <= device.block_shared_bytes) {
     plan.shape.shared_bytes += bytes;
@@ -84,27 +99,34 @@ void make_room_for_rows(const ScanParams& params, const Device& device, int warp
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
-  if (const Refusal refusal = refuse_arrays(params, kWindowChannels)) return refusal;
-  plan.rows = find_rows(params);
-  plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, kWindowChannels));
+  plan.window_channels = choose_window_channels(params, device, false);
+  if (const Refusal refusal = refuse_arrays(params, plan.window_channels)) return refusal;
+  plan.rows = find_rows(params, plan.window_channels);
+  plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, plan.window_channels));
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
   plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
-  constexpr int kOwnBytes = kForwardWarps * static_cast<int>(sizeof(WarpShared));
+  const size_t own_bytes = visit_shape(
+      plan.window_channels, []<class Shape>(Shape) { return sizeof(WarpShared<Shape>); });
   make_room_for_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
-                     kOwnBytes, plan);
+                     kForwardWarps * static_cast<int>(own_bytes), plan);
   return {};
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = refuse(params)) return refusal;
-  plan.rows = find_rows(params);
-  const int64_t windows = ceil_div(params.dim / params.groups, kWindowChannels);
+  plan.window_channels = choose_window_channels(params, device, true);
+  plan.rows = find_rows(params, plan.window_channels);
+  const int64_t windows = ceil_div(params.dim / params.groups, plan.window_channels);
   plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
-  if (const Refusal refusal = refuse_arrays(params, plan.warps * kWindowChannels)) return refusal;
+  if (const Refusal refusal = refuse_arrays(params, plan.warps * plan.window_channels))
+    return refusal;
   plan.tiles = static_cast<int>(ceil_div(windows, plan.warps));
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
-  plan.shape = {plan.work_items, plan.warps * kWarpSize, backward_shared_bytes(plan.warps)};
+  const int shared_bytes = visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
+    return backward_shared_bytes<Shape>(plan.warps);
+  });
+  plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
   make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
                      plan.shape.shared_bytes, plan);
   BackwardScratch& scratch = plan.scratch;

@@ -22,14 +22,20 @@ struct Figures {
     /// narrow takes calls with so many of its warps a multiprocessor.
     int64_t narrow_warps = 3;
 
-    /// dstate1 has no segments: it takes longer sequences only of so many rows, of all batch
-    /// entries.
-    int64_t dstate1_steps = 4096;
-    int64_t dstate1_rows = 2048;
+    /// dstate1 gives a channel to each warp where warps of eight channels would be fewer a
+    /// multiprocessor than these, forward and backward, and there are so many steps for the square
+    /// of their number: the fewer there are, the less they have to wait for in turns.
+    double dstate1_warps[2] = {16, 4};
+    double dstate1_steps = 64;
+    /// dstate1 has no segments: fewer rows than these, of all batch entries, it takes up to so many
+    /// steps.
+    int64_t dstate1_rows = 192;
+    int64_t dstate1_most_steps = 8192;
 
-    /// prompt takes calls of more states, and of no more steps: one number for kernels of one state
-    /// a lane and one for those of two, a smaller one where relay takes the call and a
-    /// multiprocessor has fewer channels than these, whose lanes wait most of the time.
+    /// prompt takes calls of more states, or of fewer where a lane has one of them, and of no more
+    /// steps: one number for kernels of one state a lane and one for those of two, a smaller one
+    /// where relay takes the call and a multiprocessor has fewer channels than these, whose lanes
+    /// wait most of the time.
     int64_t prompt_states = 4;
     int64_t prompt_steps[2] = {1024, 4096};
     int64_t prompt_channels = 9;
@@ -47,8 +53,6 @@ struct Figures {
     /// With so many steps it no longer matters that the last of relay's blocks run alone: none
     /// share a multiprocessor.
     int64_t relay_shared_steps = 16384;
-    /// Up to so many elements, streamed pads one state to sixteen where others keep few warps busy.
-    int64_t padding_elements = int64_t{1} << 22;
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
     /// it has so many warps a multiprocessor.
     double constant_warps = 1;

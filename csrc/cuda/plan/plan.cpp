@@ -27,7 +27,7 @@ const Choice& choice_of(const Device& device) {
 /// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
 /// of the device idle.
 bool has_enough_channels(const ScanParams& params, const Choice& figures) {
-  return params.seqlen <= figures.dstate1_steps ||
+  return params.seqlen <= figures.dstate1_most_steps ||
          params.batch * params.dim >= figures.dstate1_rows;
 }
 bool is_preferred(const ForwardParams& params, const Device& device, const dstate1::ForwardPlan&) {
@@ -58,7 +58,8 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 /// prompt's lanes walk through all of time, which is the better choice for few steps, or where
 /// there are so many channels that relay's warps would take turns, or where rows do not lie along
 /// steps, which relay does not take; with more channels, more than one wave of blocks is left to
-/// streamed.
+/// streamed. Of few states it has as many lanes idle, which costs nothing where there are few
+/// channels, too.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
@@ -66,7 +67,9 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   const bool has_relay = plan.along == prompt::Along::kSteps && channels < figures.prompt_channels;
   const int64_t most_steps =
       has_relay ? figures.prompt_short_steps : figures.prompt_steps[plan.lane_states - 1];
-  return params.dstate > figures.prompt_states && plan.waves == 1 && params.seqlen <= most_steps;
+  const bool pays_idle_lanes = params.dstate > 1 && plan.lane_states == 1;
+  return (params.dstate > figures.prompt_states || pays_idle_lanes) && plan.waves == 1 &&
+         params.seqlen <= most_steps;
 }
 
 /// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
@@ -86,18 +89,12 @@ bool is_preferred(const ForwardParams& params, const Device& device,
          params.seqlen >= figures.relay_steps[rounds - 1];
 }
 
-/// Whether the paths for one state, which have less to do than streamed, have too little of it to
-/// keep the device busy.
-bool leaves_others_idle(const ScanParams& params, const Choice& figures) {
-  return !has_enough_channels(params, figures) &&
-         params.batch * params.dim * params.seqlen <= figures.padding_elements;
-}
 /// The streamed kernels pad one state to sixteen. That pays where nobody else but the floor takes
-/// one state, or where others would be idle.
+/// one state, or where dstate1 would leave the device idle.
 bool pays_padding(const ScanParams& params, const Choice& figures) {
   const bool others_take_one =
       !params.is_complex && params.variable_B && has_all_kernels(params.method);
-  return params.dstate > 1 || !others_take_one || leaves_others_idle(params, figures);
+  return params.dstate > 1 || !others_take_one || !has_enough_channels(params, figures);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of

@@ -37,6 +37,12 @@ bool have_channel_vectors(const ForwardParams& params) {
   return all_of(rows_of(params), is_row) && are_vectors(params.B) && are_vectors(params.C);
 }
 
+/// Whether rows lie along steps, wherever they begin.
+bool have_steps(const ForwardParams& params) {
+  const auto is_row = [](const ArrayView& view) { return view.step == 1; };
+  return all_of(rows_of(params), is_row) && is_row(params.B) && is_row(params.C);
+}
+
 Refusal refuse(const ForwardParams& params) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -76,10 +82,12 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
     plan.along = Along::kSteps;
   } else if (have_channel_vectors<S>(params)) {
     plan.along = Along::kChannels;
+  } else if (S::kStates == 1 && have_steps(params)) {
+    plan.along = Along::kElements;
   } else {
     return {
-        "rows must be vectors along steps, of four, or along channels, of two; of B and C they "
-        "must be of 16 bytes, along steps or states"};
+        "rows must lie along steps, or be vectors of two along channels, and of B and C of 16 "
+        "bytes along states; with two states a lane they must be vectors of four along steps"};
   }
   plan.lane_states = S::kStates;
   plan.warp_channels = S::kChannels;

@@ -108,12 +108,12 @@ class Maker {
 #pragma unroll 1
     for (int pass = worker; pass < Vectors::kPasses; pass += workers) {
       const int row = pass * Vectors::kPassRows;
-      const bool exists = kAlong == Along::kSteps
-                              ? row + vectors_.row < args_.dstate && vectors_.place < steps
-                              : row + vectors_.row < steps && vectors_.place < args_.dstate;
+      const int rows = Vectors::kAlongSteps ? args_.dstate : steps;
+      const int places = Vectors::kAlongSteps ? steps : args_.dstate;
+      const int count = row + vectors_.row < rows ? places - vectors_.place : 0;
       char* const target = raw_vector(pass);
-      copy<Vectors::kLength>(target, B + static_cast<int64_t>(row) * args_.B.row, exists);
-      copy<Vectors::kLength>(target + kRawC, C + static_cast<int64_t>(row) * args_.C.row, exists);
+      copy<Vectors::kLength>(target, B + static_cast<int64_t>(row) * args_.B.row, count);
+      copy<Vectors::kLength>(target + kRawC, C + static_cast<int64_t>(row) * args_.C.row, count);
     }
 #pragma unroll 1
     for (int share = worker; share < shared_.scanners; share += workers) {
@@ -127,9 +127,9 @@ class Maker {
       for (int p = 0; p < Pieces::kPieces; ++p) {
         const int step = p * Pieces::kPieceSteps;
         copy<Pieces::kLength>(target + p * kRawPiece, u + bytes(args_.u.row, 0, step),
-                              step < piece_steps);
+                              piece_steps - step);
         copy<Pieces::kLength>(target + kRawDelta + p * kRawPiece,
-                              delta + bytes(args_.delta.row, 0, step), step < piece_steps);
+                              delta + bytes(args_.delta.row, 0, step), piece_steps - step);
       }
     }
     __pipeline_commit();
@@ -144,7 +144,7 @@ class Maker {
       const Element* const raw = reinterpret_cast<const Element*>(raw_vector(pass));
       float* const target = shared_.projections(buffer) + vectors_.state() * S::kRow +
                             vectors_.step() +
-                            pass * Vectors::kPassRows * (kAlong == Along::kSteps ? S::kRow : 1);
+                            pass * Vectors::kPassRows * (Vectors::kAlongSteps ? S::kRow : 1);
       store_piece<kAlong, S::kRow>(target, to_values(load_pack<Element, Vectors::kLength>(raw)));
       store_piece<kAlong, S::kRow>(
           target + kPaddedStates * S::kRow,
@@ -169,7 +169,7 @@ class Maker {
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) {
           // A step that does not exist leaves states be.
-          if (steps <= 0) delta.v[i] = 0;
+          if ((kAlong == Along::kElements ? i : 0) >= steps) delta.v[i] = 0;
           input.v[i] *= delta.v[i];
         }
         float* const target = rows + p * Pieces::kPieceSteps;
@@ -188,11 +188,17 @@ class Maker {
   static constexpr int kRawDelta = Pieces::kPieces * kRawPiece;
   static constexpr int kRawC = Vectors::kPasses * kWarpSize * 16;
 
-  /// kCount elements, of which all exist or none.
+  /// Starts to copy kCount elements, of which `count` exist.
   template <int kCount>
-  __device__ __forceinline__ void copy(char* target, const char* source, bool exist) const {
-    constexpr int kBytes = kCount * kSize;
-    __pipeline_memcpy_async(target, source, kBytes, exist ? 0 : kBytes);
+  __device__ __forceinline__ void copy(char* target, const char* source, int count) const {
+    if constexpr (kAlong == Along::kElements) {
+      Pack<Element, kCount> piece{};
+      fetch_piece<kAlong>(source, count, piece);
+      store_pack(reinterpret_cast<Element*>(target), piece);
+    } else {
+      constexpr int kBytes = kCount * kSize;
+      __pipeline_memcpy_async(target, source, kBytes, count > 0 ? 0 : kBytes);
+    }
   }
   __device__ __forceinline__ static int64_t bytes(int row, int64_t channel, int64_t step) {
     return bytes_to<kAlong, kSize>(row, channel, step);
@@ -312,16 +318,16 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
     return bytes_to<kAlong, kSize>(rows.row, 0, steps);
   };
   int steps_left = args.seqlen;
-  const auto exists = [&](int p) {
-    return piece_channel < tile.channels && p * Pieces::kPieceSteps + pieces.step < steps_left;
+  /// How many steps there are of a piece, if positive.
+  const auto count_of = [&](int p) {
+    const int steps = steps_left - p * Pieces::kPieceSteps - pieces.step;
+    return piece_channel < tile.channels ? steps : 0;
   };
   const auto fetch = [&](const PromptArgs::Rows& rows, const char* address,
                          RawPiece(&raw)[Pieces::kPieces]) {
 #pragma unroll
     for (int p = 0; p < Pieces::kPieces; ++p) {
-      if (!exists(p)) continue;
-      const char* const piece = address + bytes_of(rows, p * Pieces::kPieceSteps);
-      raw[p] = load_pack<Element, Pieces::kLength>(reinterpret_cast<const Element*>(piece));
+      fetch_piece<kAlong>(address + bytes_of(rows, p * Pieces::kPieceSteps), count_of(p), raw[p]);
     }
   };
   Piece D;
@@ -415,7 +421,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 #pragma unroll
       for (int p = 0; p < Pieces::kPieces; ++p) {
         Piece y_piece;
-        if constexpr (kAlong == Along::kSteps) {
+        if constexpr (kAlong != Along::kChannels) {
           y_piece = y[p];
         } else {
           y_piece = load_piece<kAlong, S::kPlanes, Pieces::kLength>(piece_planes +
@@ -433,8 +439,8 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
         RawPiece result;
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y_piece.v[i]);
-        char* const piece = out_at + bytes_of(args.out, p * Pieces::kPieceSteps);
-        if (exists(p)) store_pack(reinterpret_cast<Element*>(piece), result);
+        write_piece<kAlong>(out_at + bytes_of(args.out, p * Pieces::kPieceSteps), count_of(p),
+                            result);
       }
       u_at += bytes_of(args.u, S::kSteps);
       out_at += bytes_of(args.out, S::kSteps);

@@ -35,7 +35,7 @@ struct PromptArgs {
   bool delta_softplus;
 };
 
-/// kStates and kGroups: see Shape.
+/// kStates and kGroups: see Shape. Single elements are moved with one state a lane alone.
 template <class Element, int kStates, int kGroups, Along kAlong>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);

@@ -8,7 +8,7 @@ namespace {
 PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
-  const bool along_steps = plan.along == Along::kSteps;
+  const bool along_steps = plan.along != Along::kChannels;
   const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
     if (!view.present()) return {};
     return {static_cast<char*>(view.data), view.batch * size,
@@ -51,8 +51,14 @@ Launch launch_along(const ForwardPlan& plan) {
 
 template <class Element>
 Launch launch_for(const ForwardPlan& plan) {
-  return plan.along == Along::kSteps ? launch_along<Element, Along::kSteps>(plan)
-                                     : launch_along<Element, Along::kChannels>(plan);
+  switch (plan.along) {
+    case Along::kSteps:
+      return launch_along<Element, Along::kSteps>(plan);
+    case Along::kChannels:
+      return launch_along<Element, Along::kChannels>(plan);
+    default:
+      return &PromptForward<Element, 1, 1, Along::kElements>::launch;
+  }
 }
 
 }  // namespace

@@ -10,9 +10,9 @@ constexpr int kPaddedStates = 16;
 /// A chunk's input has so many places in shared memory: one is scanned while the next is made.
 constexpr int kBuffers = 2;
 
-/// Rows are dense along one of these; those of B and C along states where others are along
-/// channels.
-enum class Along { kSteps, kChannels };
+/// How rows lie: vectors along steps, or along channels, those of B and C along states then; or
+/// along steps, but beginning anywhere, of which single elements are moved.
+enum class Along { kSteps, kChannels, kElements };
 
 /// A lane holds kStates of a channel's states. A lane that moves rows has kGroups times four
 /// consecutive steps of a chunk.

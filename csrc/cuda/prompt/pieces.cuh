@@ -26,6 +26,11 @@ struct LanePieces<S, Along::kSteps> {
   __device__ int channel_of(int) const { return channel; }
 };
 
+template <class S>
+struct LanePieces<S, Along::kElements> : LanePieces<S, Along::kSteps> {
+  using LanePieces<S, Along::kSteps>::LanePieces;
+};
+
 /// Neighbouring lanes move what lies side by side: the channels of the block's warps at a step,
 /// then those at the next one.
 template <class S>
@@ -49,7 +54,7 @@ struct LanePieces<S, Along::kChannels> {
 /// a step. `row` is the former's state and the latter's step in the first pass.
 template <class S, Along kAlong, int kSize>
 struct LaneVectors {
-  static constexpr bool kAlongSteps = kAlong == Along::kSteps;
+  static constexpr bool kAlongSteps = kAlong != Along::kChannels;
   static constexpr int kLength = 16 / kSize;
   static constexpr int kRowVectors = (kAlongSteps ? S::kSteps : kPaddedStates) / kLength;
   static constexpr int kPassRows = kWarpSize / kRowVectors;
@@ -66,13 +71,42 @@ struct LaneVectors {
 /// Bytes to a channel's, or state's, element of a step, where rows lie `row` bytes apart.
 template <Along kAlong, int kSize>
 __device__ __forceinline__ int64_t bytes_to(int row, int64_t channel, int64_t step) {
-  return kAlong == Along::kSteps ? channel * row + step * kSize : step * row + channel * kSize;
+  return kAlong == Along::kChannels ? step * row + channel * kSize : channel * row + step * kSize;
+}
+
+/// Reads and writes those kLength elements of a row that exist, `count` of them. Of a vector all
+/// exist or none.
+template <Along kAlong, class Element, int kLength>
+__device__ __forceinline__ void fetch_piece(const char* address, int count,
+                                            Pack<Element, kLength>& piece) {
+  const auto* const elements = reinterpret_cast<const Element*>(address);
+  if constexpr (kAlong == Along::kElements) {
+#pragma unroll
+    for (int i = 0; i < kLength; ++i) {
+      if (i < count) piece.v[i] = elements[i];
+    }
+  } else if (count > 0) {
+    piece = load_pack<Element, kLength>(elements);
+  }
+}
+template <Along kAlong, class Element, int kLength>
+__device__ __forceinline__ void write_piece(char* address, int count,
+                                            const Pack<Element, kLength>& piece) {
+  auto* const elements = reinterpret_cast<Element*>(address);
+  if constexpr (kAlong == Along::kElements) {
+#pragma unroll
+    for (int i = 0; i < kLength; ++i) {
+      if (i < count) elements[i] = piece.v[i];
+    }
+  } else if (count > 0) {
+    store_pack(elements, piece);
+  }
 }
 
 /// Loads from shared memory a piece whose channels lie kStride apart there, if it has several.
 template <Along kAlong, int kStride, int kLength>
 __device__ __forceinline__ Pack<float, kLength> load_piece(const float* first) {
-  if constexpr (kAlong == Along::kSteps) {
+  if constexpr (kAlong != Along::kChannels) {
     return load_pack<float, kLength>(first);
   } else {
     Pack<float, kLength> values;
@@ -84,7 +118,7 @@ __device__ __forceinline__ Pack<float, kLength> load_piece(const float* first) {
 
 template <Along kAlong, int kStride, int kLength>
 __device__ __forceinline__ void store_piece(float* first, const Pack<float, kLength>& values) {
-  if constexpr (kAlong == Along::kSteps) {
+  if constexpr (kAlong != Along::kChannels) {
     store_pack(first, values);
   } else {
 #pragma unroll
