@@ -149,9 +149,14 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       map.product *= abar[i];
     }
     const LaneStates carried = carry_through_lanes<Shape, false>(map, state);
-    if (saved != nullptr) {
+    if constexpr (Shape::kChunks == 1) {
+      if (saved != nullptr && next_step < seqlen) {
+        if (exists && lane % kChannelLanes == 0) *saved = state;
+        saved += params.dim;
+      }
+    } else if (saved != nullptr) {
       const bool ends_chunk = lane % kChunkLanes == kChunkLanes - 1;
-      if (exists && ends_chunk && window.items() > kItems) *saved = carried.left;
+      if (ends_chunk && window.items() > kItems) *saved = carried.left;
       saved += Shape::kChunks * params.dim;
     }
     if (!has_output) continue;
