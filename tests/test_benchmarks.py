@@ -207,8 +207,8 @@ def test_cliffs(tmp_path):
 def test_users(tmp_path, device):
     done = run_program(
         "benchmark_selective_scan.py", "--users", "--device", device, "--quick", "--only",
-        "vim-small$|vim-small fp16|N=2$|transformers|layers-512|130m token$", "--json", tmp_path / "rows.json",
-        "--plot", tmp_path / "small",
+        "vim-small$|vim-small fp16|N=2$|transformers|layers-512|130m token$",
+        "--json", tmp_path / "rows.json", "--plot", tmp_path / "small",
     )  # fmt: skip
     content = json.loads((tmp_path / "rows.json").read_text())
     assert content["failures"] == []
