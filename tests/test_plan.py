@@ -1,6 +1,7 @@
 """Which CUDA kernels run a call, and in which shape: csrc/cuda/plan decides it on the host, from
 sizes, layout and the figures of a device. No GPU is needed."""
 
+import importlib
 import itertools
 import random
 import re
@@ -10,6 +11,7 @@ import pytest
 
 import test_layouts as layouts
 from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, T4, Call, fill, random_call
+from test_benchmarks import BENCHMARKS
 
 # A call, and of each of its passes: path, channels of a tile, segments of time, bytes of scratch
 # memory.
@@ -210,7 +212,7 @@ def test_table(plan, call, forward, backward):
     [
         (Call(1, 2048, 65536, 16), "streamed", 18),
         (Call(2, 1024, 800, 16), "streamed", 5),
-        (Call(64, 1024, 100, 1), "floor", 1),
+        (Call(64, 1024, 100, 1), "streamed", 1),
         (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
         (Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
         (Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
@@ -239,6 +241,25 @@ def test_the_state_gradient_alone(plan, call, path, segments):
 def test_the_map_alone(plan, call, path, segments):
     made = plan("forward", replace(call, map_alone=True))
     assert (made["path"], made["segments"]) == (path, segments)
+
+
+@pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
+def test_models_are_not_left_to_the_floor(plan, device, monkeypatch):
+    """Whatever the batch, from one image on, and however large the image: the floor is correct for
+    every call, and ten times as slow for these."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    users = importlib.import_module("harness.users")
+    left = []
+    for user in users.SCANS:
+        for batch, larger in itertools.product((1, 2, 5, user.batch), (1, 4, 16)):
+            seqlen = min(user.seqlen * larger, 2**21)
+            call = Call(batch, user.dim, seqlen, user.dstate, user.groups, dtype=user.dtype)
+            left += [
+                (user.name, which, call)
+                for which in ("forward", "backward")
+                if plan(which, call, device)["path"] == "floor"
+            ]
+    assert not left
 
 
 PACKED_SEQUENCES = 64  # of plan_bindings.cpp

@@ -21,7 +21,8 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// Adds the lanes that hold the same steps of different channels.
+/// Adds the lanes that hold the same steps of different channels. A long window has one channel, so
+/// its lanes have only to hand over what they hold.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
                                                   WarpSums<LongWindow>& sums) {
   Pack<float, 2 * kItems> pairs;

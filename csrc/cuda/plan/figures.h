@@ -22,9 +22,9 @@ struct Figures {
     /// narrow takes calls with so many of its warps a multiprocessor.
     int64_t narrow_warps = 3;
 
-    /// dstate1 gives a channel to each warp where warps of eight channels would be fewer a
-    /// multiprocessor than these, forward and backward, and there are so many steps for the square
-    /// of their number: the fewer there are, the less they have to wait for in turns.
+    /// dstate1 gives each warp one channel where warps of eight would be fewer a multiprocessor
+    /// than these, forward and backward, and a sequence has at least so many steps times the square
+    /// of their number. More warps have more work in all, and what they gain grows with the steps.
     double dstate1_warps[2] = {16, 4};
     double dstate1_steps = 64;
     /// dstate1 has no segments: fewer rows than these, of all batch entries, it takes up to so many
@@ -127,8 +127,6 @@ struct Figures {
     double summarized = 1.15;
     double unevenness = 0.45;
     double per_wave = 0.04;
-    /// Blocks of fewer warps, where shared memory has no room for more, are left to others.
-    int fewest_warps = 8;
     /// Tiles of fewer steps are done too soon for a block to wait for another one.
     int64_t ordered_steps = 256;
     /// To split some tiles does not pay where whole ones keep so many multiprocessors busy.

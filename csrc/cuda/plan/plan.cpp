@@ -89,14 +89,6 @@ bool is_preferred(const ForwardParams& params, const Device& device,
          params.seqlen >= figures.relay_steps[rounds - 1];
 }
 
-/// The streamed kernels pad one state to sixteen. That pays where nobody else but the floor takes
-/// one state, or where dstate1 would leave the device idle.
-bool pays_padding(const ScanParams& params, const Choice& figures) {
-  const bool others_take_one =
-      !params.is_complex && params.variable_B && has_all_kernels(params.method);
-  return params.dstate > 1 || !others_take_one || !has_enough_channels(params, figures);
-}
-
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
 /// the chunks: neither many short sequences nor few elements pay for that.
 bool pays_chunks(const ScanParams& params, const Choice& figures) {
@@ -104,11 +96,12 @@ bool pays_chunks(const ScanParams& params, const Choice& figures) {
                                       params.dim * params.seqlen >= figures.packed_elements);
 }
 
-/// The streamed path is for all else that it can run. It does not cut time into segments where B
-/// and C are constant; the floor does, which is faster for few channels with long sequences.
+/// The streamed path is for all else that it can run, also of one state, which it pads to sixteen:
+/// the floor takes longer even then. It does not cut time into segments where B and C are constant;
+/// the floor does, which is faster for few channels with long sequences.
 bool is_streamed(const ScanParams& params, const Device& device, int warp_channels) {
   const Choice& figures = choice_of(device);
-  return pays_padding(params, figures) && pays_chunks(params, figures) &&
+  return pays_chunks(params, figures) &&
          (params.variable_B || params.seqlen < figures.short_steps ||
           streamed::warps_per_multiprocessor(params, warp_channels, device) >=
               figures.constant_warps);
@@ -118,10 +111,9 @@ bool is_preferred(const ForwardParams& params, const Device& device,
   return is_streamed(params, device, plan.warp_channels);
 }
 
-/// Blocks of few warps read B and C too often.
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const streamed::BackwardPlan& plan) {
-  return is_streamed(params, device, plan.geometry.warp_channels()) && plan.has_enough_warps;
+  return is_streamed(params, device, plan.geometry.warp_channels());
 }
 
 // --- the choice ---

@@ -174,8 +174,6 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     return variant.shared_bytes(geometry) <= device.block_shared_bytes;
   };
   while (most > 0 && !fits()) --most;
-  plan.has_enough_warps =
-      !params.variable_B || most == useful || most * geometry.state_warps >= figures.fewest_warps;
   const bool is_packed = params.packed.present();
   const int64_t places = device.multiprocessors;
   const auto load_of = [&](int64_t items) { return time_of(items, geometry, figures); };

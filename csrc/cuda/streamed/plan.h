@@ -39,9 +39,8 @@ struct BackwardPlan {
   std::array<RowArray, 9> summary_rows;  // where there are segments
   Geometry geometry;
   PackedCuts cuts;
-  int split_tiles;        // see BlockOrder, also of
-  int64_t flags;          // of blocks that others wait for
-  bool has_enough_warps;  // a block, for all that shared memory has no room for
+  int split_tiles;  // see BlockOrder, also of
+  int64_t flags;    // of blocks that others wait for
   LaunchShape shape;
   LaunchShape summary_shape;
   BackwardScratch scratch;
