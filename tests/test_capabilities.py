@@ -81,7 +81,7 @@ PACKED = tuple(
 # By path: problems that it solves, and most of which it would not be chosen for.
 CUDA_PATHS = {
     "floor": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
-    "dstate1": ({"dstate": 1, "dim": 2, "seqlen": 4500}, {"dstate": 1, "seqlen": 70}),
+    "dstate1": ({"dstate": 1, "dim": 2, "seqlen": 8200}, {"dstate": 1, "seqlen": 70}),
     "streamed": (
         {"dstate": 5, "seqlen": 40},
         {"dstate": 16, "seqlen": 70, "dtype": torch.bfloat16},

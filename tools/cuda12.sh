@@ -80,8 +80,8 @@ import instantiations
 instantiations.write(Path(sys.argv[1]), ["zoh"])
 END
 sources=(
-  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1.cu" "$folder/zoh/narrow.cu"
-  "$folder/zoh/floor_float.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
+  csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_long.cu" "$folder/zoh/dstate1_wide.cu"
+  "$folder/zoh/narrow.cu" "$folder/zoh/floor_float.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
   csrc/cuda/prefill/checkpoints.cu
   "$folder/zoh/prompt.cu" "$folder/zoh/relay.cu"
