@@ -246,7 +246,7 @@ def test_the_map_alone(plan, call, path, segments):
 @pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
 def test_models_are_not_left_to_the_floor(plan, device, monkeypatch):
     """Whatever the batch, from one image on, and however large the image: the floor is correct for
-    every call, and ten times as slow for these."""
+    every call, and many times as slow for these."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     users = importlib.import_module("harness.users")
     left = []

@@ -150,6 +150,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     const LaneStates carried = carry_through_lanes<Shape, false>(map, state);
     if constexpr (Shape::kChunks == 1) {
+      // The last lane's state is at hand here; to keep each lane's own takes registers and time.
       if (saved != nullptr && next_step < seqlen) {
         if (exists && lane % kChannelLanes == 0) *saved = state;
         saved += params.dim;

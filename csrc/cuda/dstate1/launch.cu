@@ -52,11 +52,9 @@ const Launches& launches_of(DType dtype, Rows rows) {
 
 template <class Plan>
 const Launches& launches_for(const ScanParams& params, const Plan& plan) {
-  const Launches* launches = nullptr;
-  visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
-    launches = &launches_of<Shape>(params.u.dtype, plan.rows);
+  return *visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
+    return &launches_of<Shape>(params.u.dtype, plan.rows);
   });
-  return *launches;
 }
 
 /// What both passes are given. Rows names their arrays.

@@ -29,7 +29,7 @@ using WideWindow = WindowShape<kChunkLanes>;
 /// times as soon.
 using LongWindow = WindowShape<kWarpSize>;
 
-/// Calls visit(shape) with the shape of windows of so many channels.
+/// Returns visit(shape) for the shape of windows of so many channels.
 template <class Visit>
 constexpr auto visit_shape(int window_channels, const Visit& visit) {
   return window_channels == LongWindow::kChannels ? visit(LongWindow{}) : visit(WideWindow{});

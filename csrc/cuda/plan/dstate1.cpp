@@ -49,8 +49,8 @@ int choose_window_channels(const ScanParams& params, const Device& device, bool 
   const int64_t windows =
       params.batch * params.groups * ceil_div(params.dim / params.groups, WideWindow::kChannels);
   const double warps = static_cast<double>(windows) / device.multiprocessors;
-  const bool are_few = warps < figures.dstate1_warps[is_backward] &&
-                       params.seqlen >= figures.dstate1_steps * warps * warps;
+  const bool are_few = warps < figures.dstate1_long_warps[is_backward] &&
+                       params.seqlen >= figures.dstate1_long_steps * warps * warps;
   return are_few ? LongWindow::kChannels : WideWindow::kChannels;
 }
 

@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(Shape<kStates, kGroups>::kMostWarps* kWarpSize
 #pragma unroll
       for (int p = 0; p < Pieces::kPieces; ++p) {
         Piece y_piece;
-        if constexpr (kAlong != Along::kChannels) {
+        if constexpr (is_along_steps(kAlong)) {
           y_piece = y[p];
         } else {
           y_piece = load_piece<kAlong, S::kPlanes, Pieces::kLength>(piece_planes +

@@ -8,7 +8,7 @@ namespace {
 PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
   const auto bytes = [&](int64_t stride) { return static_cast<int>(stride * size); };
-  const bool along_steps = plan.along != Along::kChannels;
+  const bool along_steps = is_along_steps(plan.along);
   const auto rows = [&](const ArrayView& view) -> PromptArgs::Rows {
     if (!view.present()) return {};
     return {static_cast<char*>(view.data), view.batch * size,

@@ -13,6 +13,9 @@ constexpr int kBuffers = 2;
 /// How rows lie: vectors along steps, or along channels, those of B and C along states then; or
 /// along steps, but beginning anywhere, of which single elements are moved.
 enum class Along { kSteps, kChannels, kElements };
+constexpr bool is_along_steps(Along along) {
+  return along != Along::kChannels;
+}
 
 /// A lane holds kStates of a channel's states. A lane that moves rows has kGroups times four
 /// consecutive steps of a chunk.

@@ -54,7 +54,7 @@ struct LanePieces<S, Along::kChannels> {
 /// a step. `row` is the former's state and the latter's step in the first pass.
 template <class S, Along kAlong, int kSize>
 struct LaneVectors {
-  static constexpr bool kAlongSteps = kAlong != Along::kChannels;
+  static constexpr bool kAlongSteps = is_along_steps(kAlong);
   static constexpr int kLength = 16 / kSize;
   static constexpr int kRowVectors = (kAlongSteps ? S::kSteps : kPaddedStates) / kLength;
   static constexpr int kPassRows = kWarpSize / kRowVectors;
@@ -71,7 +71,7 @@ struct LaneVectors {
 /// Bytes to a channel's, or state's, element of a step, where rows lie `row` bytes apart.
 template <Along kAlong, int kSize>
 __device__ __forceinline__ int64_t bytes_to(int row, int64_t channel, int64_t step) {
-  return kAlong == Along::kChannels ? step * row + channel * kSize : channel * row + step * kSize;
+  return is_along_steps(kAlong) ? channel * row + step * kSize : step * row + channel * kSize;
 }
 
 /// Reads and writes those kLength elements of a row that exist, `count` of them. Of a vector all
@@ -106,7 +106,7 @@ __device__ __forceinline__ void write_piece(char* address, int count,
 /// Loads from shared memory a piece whose channels lie kStride apart there, if it has several.
 template <Along kAlong, int kStride, int kLength>
 __device__ __forceinline__ Pack<float, kLength> load_piece(const float* first) {
-  if constexpr (kAlong != Along::kChannels) {
+  if constexpr (is_along_steps(kAlong)) {
     return load_pack<float, kLength>(first);
   } else {
     Pack<float, kLength> values;
@@ -118,7 +118,7 @@ __device__ __forceinline__ Pack<float, kLength> load_piece(const float* first) {
 
 template <Along kAlong, int kStride, int kLength>
 __device__ __forceinline__ void store_piece(float* first, const Pack<float, kLength>& values) {
-  if constexpr (kAlong != Along::kChannels) {
+  if constexpr (is_along_steps(kAlong)) {
     store_pack(first, values);
   } else {
 #pragma unroll
