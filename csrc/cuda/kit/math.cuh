@@ -129,7 +129,11 @@ template <int kSize>
 __device__ __forceinline__ float decay_of(float x) {
   float exponent = -fabsf(x);
   if constexpr (kSize != 2) {
+#if __CUDA_ARCH__ >= 800
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(exponent), "f"(-104.0f));
+#else
+    exponent = exponent < -104.0f ? -104.0f : exponent;  // which keeps NaN, too
+#endif
   }
   return exp_for<kSize>(exponent);
 }
