@@ -182,7 +182,7 @@ Division divide(const cuda::dstate1::ForwardPlan& plan) {
   return {plan.window_channels, plan.windows};
 }
 Division divide(const cuda::dstate1::BackwardPlan& plan) {
-  return {plan.warps * plan.window_channels, plan.tiles};
+  return {plan.warps / plan.window_warps * plan.window_channels, plan.tiles};
 }
 Division divide(const cuda::relay::ForwardPlan& plan) {
   return {cuda::relay::kChannels, plan.geometry.tiles};

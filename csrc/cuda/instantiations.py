@@ -61,11 +61,9 @@ FLOOR = [
 ]
 
 # How the arrays of a dstate 1 problem lie in memory, and a warp's window. Those of one channel have
-# kernels for vectors and for single elements.
-DSTATE1_ROWS = (
-    *("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>"),
-    *("Scattered<2>", "Scattered<4>"),
-)
+# kernels for vectors and for single elements, those that warps share for vectors alone.
+DSTATE1_VECTORS = ("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>")
+DSTATE1_ROWS = (*DSTATE1_VECTORS, "Scattered<2>", "Scattered<4>")
 DSTATE1 = [
     Source(
         f"dstate1_{window.lower()}",
@@ -76,6 +74,7 @@ DSTATE1 = [
     for window, storages in (
         ("Wide", (*DSTATE1_ROWS, "DenseRows<BFloat16>", "DenseRows<Half>")),
         ("Long", DSTATE1_ROWS),
+        ("Shared", DSTATE1_VECTORS),
     )
 ]
 

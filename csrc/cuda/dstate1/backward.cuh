@@ -2,14 +2,14 @@
 //
 // A block owns a tile of channels of one group, a warp a window's channels of them, eight or one,
 // and walks through time in windows of 32 or 256 steps, last to first; the lanes of a channel hold
-// kItems consecutive steps each. For a window: scan forward from the state saved before it, then
+// kItems consecutive steps each. Four warps may share a channel, and take its windows in turns. For a window: scan forward from the state saved before it, then
 // scan the state's gradient backwards from what the later window left, all in registers. Shuffles
 // add dB and dC over the warp's channels, and the first threads over the block's warps, in a fixed
 // order. add_gradients() adds the tiles.
 //
 // Shared memory: where arrays begin; per warp a window's B and C, a tile for rows that vectors
 // cannot read, and what every lane keeps between windows; per block two buffers of the warps' sums
-// of dB and dC, so that one barrier a window suffices; then per warp whole rows, if they are dense,
+// of dB and dC, so that one barrier a window suffices, and of maps of windows that warps share; then per warp whole rows, if they are dense,
 // or two windows of them, one of which is on its way, if they are vectors. Gradients take the
 // places of u, delta and z there. Bound by instructions, about 100 per (channel, step), and by
 // memory nearly as much; by latency, where windows have one channel.
@@ -24,7 +24,7 @@ namespace selective_scan::cuda::dstate1 {
 /// Adds the lanes that hold the same steps of different channels. A long window has one channel, so
 /// its lanes have only to hand over what they hold.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
-                                                  WarpSums<LongWindow>& sums) {
+                                                  float (&sums)[2 * LongWindow::kSteps]) {
   Pack<float, 2 * kItems> pairs;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
   store_pack(sums + lane * 2 * kItems, pairs);
 }
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
-                                                  WarpSums<WideWindow>& sums) {
+                                                  float (&sums)[2 * WideWindow::kSteps]) {
   constexpr int kChannelLanes = WideWindow::kChannelLanes;
   static_assert(kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
   float values[2 * kItems];
@@ -56,6 +56,7 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
 template <class Shape>
 struct BackwardMemory {
   const TileOrigins& origins;
+  StepMap* maps;          // of all warps, twice, if they share windows
   WarpSums<Shape>* sums;  // of all warps, twice
   WindowRecord& record;
   WarpShared<Shape>& own;
@@ -70,6 +71,7 @@ class BackwardTile {
   using Staged = StagedWindow<Access::kSize, Shape>;
   static constexpr int kSteps = Shape::kSteps;
   static constexpr int kChannelLanes = Shape::kChannelLanes;
+  static constexpr int kWarps = Shape::kWarps;
   /// The next window comes to shared memory while one is scanned.
   static constexpr bool kHasStages = kIsStaged<Storage>;
   static constexpr bool kIsInShared = kIsDense<Storage> || kHasStages;
@@ -89,8 +91,8 @@ class BackwardTile {
         lane_offset_(Access::lane_offset(lane_strides(), lane_)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + channel()),
-        B_(args.params.B, tile, last_number() * kSteps + lane_, -kSteps),
-        C_(args.params.C, tile, last_number() * kSteps + lane_, -kSteps) {}
+        B_(args.params.B, tile, last_number() * kSteps + lane_, -Shape::kRoundSteps),
+        C_(args.params.C, tile, last_number() * kSteps + lane_, -Shape::kRoundSteps) {}
 
   __device__ void run() {
     const bool has_dense_rows = kIsDense<Storage> && first_channel() < tile_.channels;
@@ -114,22 +116,23 @@ class BackwardTile {
     if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
     int buffer = 0;
 #pragma unroll 1
-    for (int number = last_number(); number >= 0; --number) {
+    for (int number = last_number(); number >= 0; number -= kWarps) {
+      const int next_number = number - kWarps;
       __syncwarp();
-      if constexpr (kHasStages) stage(number - 1, other_stage());
+      if constexpr (kHasStages) stage(next_number, other_stage());
       B_.put(projections.B, lane_, memory_.own.B);
       C_.put(projections.C, lane_, memory_.own.C);
       if constexpr (kHasStages) __pipeline_wait_prior(1);
       __syncwarp();
-      const float next_start = fetch_start(number - 1);
-      projections = fetch_projections(number - 1);
+      const float next_start = fetch_start(next_number);
+      projections = fetch_projections(next_number);
       Items dB, dC;
-      scan(number, start, dB, dC);
+      scan(number, start, memory_.maps + buffer * args_.warps, dB, dC);
       if constexpr (kHasStages) store_staged(number);
       start = next_start;
       sum_over_channels(dB, dC, lane_, memory_.sums[buffer * args_.warps + warp_]);
       __syncthreads();
-      add_warps(buffer, number * kSteps);
+      add_warps(buffer, (number - rank()) * kSteps);
       buffer ^= 1;
     }
     end();
@@ -142,10 +145,14 @@ class BackwardTile {
   }
 
  private:
-  /// Windows are numbered along time.
-  __device__ int last_number() const { return ceil_div(seqlen_, kSteps) - 1; }
+  static __device__ int rank() { return round_rank<Shape>(); }
+  /// Windows are numbered along time. This is the warp's in the last round, which may lie behind
+  /// the sequence.
+  __device__ int last_number() const {
+    return (ceil_div(seqlen_, Shape::kRoundSteps) - 1) * kWarps + rank();
+  }
   /// The warp's first channel of the tile, and the lane's of all.
-  __device__ int first_channel() const { return warp_ * Shape::kChannels; }
+  __device__ int first_channel() const { return warp_ / kWarps * Shape::kChannels; }
   __device__ int64_t channel() const {
     return tile_.first_channel + first_channel() + lane_ / kChannelLanes;
   }
@@ -236,11 +243,14 @@ class BackwardTile {
 
   /// The state before a window other than the first.
   __device__ float fetch_start(int number) const {
-    return number > 0 && exists() ? saved_[(number * Shape::kChunks - 1) * params_.dim] : 0.0f;
+    const bool is_behind = kWarps > 1 && number * kSteps >= seqlen_;
+    const bool has_start = number > 0 && !is_behind && exists();
+    return has_start ? saved_[(number * Shape::kChunks - 1) * params_.dim] : 0.0f;
   }
 
   /// Computes the warp's part of dB and dC, and stores what else there is of gradients.
-  __device__ void scan(int number, float start_of_window, Items& dB, Items& dC) const {
+  __device__ void scan(int number, float start_of_window, StepMap* maps, Items& dB,
+                       Items& dC) const {
     const Window window = this->window(number);
     LaneSums sums = memory_.record.sums[lane_];
     const LaneChannel own = memory_.record.channels[lane_];
@@ -312,7 +322,7 @@ class BackwardTile {
       back.offset = value[i].abar * (back.offset + dy[i] * C[i]);
       back.product *= value[i].abar;
     }
-    float later = carry_through_lanes<Shape, true>(back, sums.state_gradient).entered;
+    float later = carry_through_lanes<Shape, true>(back, sums.state_gradient, maps).entered;
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
     // What is read anew would in registers crowd out what is kept of the steps.
     const int first_step = opaque(window.first_step());
@@ -343,12 +353,13 @@ class BackwardTile {
 
   /// Adds the sums of the block's warps, in their order.
   __device__ void add_warps(int buffer, int first_step) const {
-    for (int i = threadIdx.x; i < 2 * kSteps; i += blockDim.x) {
+    for (int i = threadIdx.x; i < 2 * Shape::kRoundSteps; i += blockDim.x) {
       const int step = first_step + i / 2;
       if (step >= seqlen_) continue;
+      const int rank = kWarps > 1 ? i / (2 * kSteps) : 0;
       float sum = 0.0f;
-      for (int warp = 0; warp < args_.warps; ++warp) {
-        sum += memory_.sums[buffer * args_.warps + warp][i];
+      for (int warp = rank; warp < args_.warps; warp += kWarps) {
+        sum += memory_.sums[buffer * args_.warps + warp][i - rank * 2 * kSteps];
       }
       const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
       static_cast<float*>(args_.workspace.dBC_partials)[(row * seqlen_ + step) * 2 + i % 2] = sum;
@@ -356,7 +367,17 @@ class BackwardTile {
   }
 
   __device__ void end() const {
-    const LaneSums& own = memory_.record.sums[lane_];
+    LaneSums own = memory_.record.sums[lane_];
+    if constexpr (kWarps > 1) {
+      __syncthreads();
+      if (rank() > 0) return;
+      for (int i = 1; i < kWarps; ++i) {
+        const LaneSums& other = (&memory_.record)[i].sums[lane_];
+        own.dA += other.dA;
+        own.dD += other.dD;
+        own.ddelta_bias += other.ddelta_bias;
+      }
+    }
     const bool writes = exists() && lane_ % kChannelLanes == 0;
     const auto store_sum = [&](void* sums, float value) {
       if (sums == nullptr) return;
@@ -391,14 +412,15 @@ class BackwardTile {
 };
 
 template <class Storage, class Shape>
-__global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
+__global__ void __launch_bounds__(kMaxBackwardWarps<Shape>* kWarpSize,
                                   backward_blocks<Shape>(kHasVectors<Storage>))
     backward_kernel(const __grid_constant__ BackwardArgs args) {
   extern __shared__ __align__(16) char memory[];
   const int warp = threadIdx.x / kWarpSize;
   auto& origins = *reinterpret_cast<TileOrigins*>(memory);
   auto* records = reinterpret_cast<WindowRecord*>(&origins + 1);
-  auto* sums = reinterpret_cast<WarpSums<Shape>*>(records + args.warps);
+  auto* maps = reinterpret_cast<StepMap*>(records + args.warps);
+  auto* sums = reinterpret_cast<WarpSums<Shape>*>(maps + kMaps<Shape> * args.warps);
   auto* shared = reinterpret_cast<WarpShared<Shape>*>(sums + 2 * args.warps);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
   constexpr int kSize = RowAccess<Storage, Shape>::kSize;
@@ -406,7 +428,8 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
   char* const rows =
       reinterpret_cast<char*>(shared + args.warps) +
       warp * BackwardRows::count(args.inputs[BackwardRows::kZ].present()) * row_bytes;
-  const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.warps * Shape::kChannels);
+  const ChannelTile tile(args.params, blockIdx.x, args.tiles,
+                         args.warps / Shape::kWarps * Shape::kChannels);
   if (threadIdx.x < BackwardRows::kAll) {
     const auto origin = [&](const Sequence& sequence) {
       return tile.origin(sequence) + tile.first_channel * args.strides.channel;
@@ -415,7 +438,7 @@ __global__ void __launch_bounds__(kMaxBackwardWarps* kWarpSize,
     origins.gradients[threadIdx.x] = origin(args.gradients[threadIdx.x]);
   }
   __syncthreads();
-  BackwardTile<Storage, Shape>(args, tile, {origins, sums, records[warp], shared[warp], rows})
+  BackwardTile<Storage, Shape>(args, tile, {origins, maps, sums, records[warp], shared[warp], rows})
       .run();
 }
 

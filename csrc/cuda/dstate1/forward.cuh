@@ -3,10 +3,11 @@
 // A warp owns a window's channels, eight or one of a group, and walks through time in windows of 32
 // or 256 steps; the lanes of a channel hold kItems consecutive steps each. A lane composes its
 // steps into one map, shuffles carry the state through the channel's lanes, and the lane walks its
-// steps. Warps share nothing.
+// steps. Warps share nothing, or four of them the windows of a channel, which they take in turns:
+// then shared memory carries the state through a window of each, behind one barrier.
 //
-// Shared memory of a warp: a window's B and C in fp32, and a tile for rows that vectors cannot
-// read; then u, delta and z, of which out takes the place of u: if rows are dense, whole rows, and
+// Shared memory of a warp: a window's B and C in fp32, two maps of windows that are shared, and a
+// tile for rows that vectors cannot read; then u, delta and z, of which out takes the place of u: if rows are dense, whole rows, and
 // if they are vectors, two windows, one of which is on its way. Bound by memory, about 55
 // instructions per (channel, step); by latency, where windows have one channel.
 #pragma once
@@ -17,12 +18,14 @@ namespace selective_scan::cuda::dstate1 {
 
 template <class Storage, class Shape>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
-                                             WarpShared<Shape>& shared, char* rows) {
+                                             WarpShared<Shape>& shared, StepMap* maps, char* rows) {
   using Access = RowAccess<Storage, Shape>;
   using Staged = StagedWindow<Access::kSize, Shape>;
   using Row = ForwardRows::Number;
   constexpr bool kHasStages = kIsStaged<Storage>;
   const ForwardParams& params = args.params;
+  const int rank = round_rank<Shape>();
+  const int own_step = rank * Shape::kSteps;
   const int lane = threadIdx.x % kWarpSize;
   const auto seqlen = static_cast<int>(params.seqlen);
   const bool has_output = params.wanted == ForwardWanted::kOutput;
@@ -65,13 +68,14 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   if (params.states != nullptr) {
     const int chunk = lane % kChannelLanes / kChunkLanes;  // of the lane's window
     saved = static_cast<float*>(params.states) +
-            (tile.batch * num_saved_states(seqlen) + chunk) * params.dim + channel;
+            (tile.batch * num_saved_states(seqlen) + rank * Shape::kChunks + chunk) * params.dim +
+            channel;
   }
 
-  Projection<Storage, Shape> B(params.B, tile, lane, Shape::kSteps);
-  Projection<Storage, Shape> C(params.C, tile, lane, Shape::kSteps);
-  auto next_B = B.fetch(seqlen - lane);
-  auto next_C = C.fetch(seqlen - lane);
+  Projection<Storage, Shape> B(params.B, tile, own_step + lane, Shape::kRoundSteps);
+  Projection<Storage, Shape> C(params.C, tile, own_step + lane, Shape::kRoundSteps);
+  auto next_B = B.fetch(seqlen - own_step - lane);
+  auto next_C = C.fetch(seqlen - own_step - lane);
   const int lane_offset = Access::lane_offset(lane_strides(), lane);
   const auto window_at = [&](int first_step) {
     return Window<Shape>{tile.channels, seqlen - first_step, lane};
@@ -94,10 +98,11 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     __pipeline_commit();
     __pipeline_wait_prior(0);
   } else if constexpr (kHasStages) {
-    stage(0, staged_at);
+    stage(own_step, staged_at);
   }
-  for (int first_step = 0; first_step < seqlen; first_step += Shape::kSteps) {
-    const int next_step = first_step + Shape::kSteps;
+  for (int round = 0; round * Shape::kRoundSteps < seqlen; ++round) {
+    const int first_step = round * Shape::kRoundSteps + own_step;
+    const int next_step = first_step + Shape::kRoundSteps;
     const auto window = window_at(first_step);
     __syncwarp();
     if constexpr (kHasStages) stage(next_step, other_stage());
@@ -148,7 +153,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       map.offset = abar[i] * map.offset + held[i];
       map.product *= abar[i];
     }
-    const LaneStates carried = carry_through_lanes<Shape, false>(map, state);
+    const LaneStates carried =
+        carry_through_lanes<Shape, false>(map, state, maps + round % 2 * kForwardWarps);
     if constexpr (Shape::kChunks == 1) {
       // The last lane's state is at hand here; to keep each lane's own takes registers and time.
       if (saved != nullptr && next_step < seqlen) {
@@ -158,7 +164,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     } else if (saved != nullptr) {
       const bool ends_chunk = lane % kChunkLanes == kChunkLanes - 1;
       if (ends_chunk && window.items() > kItems) *saved = carried.left;
-      saved += Shape::kChunks * params.dim;
+      saved += Shape::kWarps * Shape::kChunks * params.dim;
     }
     if (!has_output) continue;
     float h = carried.entered;
@@ -188,7 +194,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     __syncwarp();
     if (has_output) dense.store(rows, Row::kU, origin(args.out), lane);
   }
-  if (exists && lane % kChannelLanes == 0 && params.last_state.present()) {
+  const bool writes = exists && lane % kChannelLanes == 0 && rank == 0;
+  if (writes && params.last_state.present()) {
     store_component(params.last_state,
                     tile.batch * params.last_state.batch + channel * params.last_state.channel,
                     state);
@@ -201,8 +208,9 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize,
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   __shared__ __align__(16) WarpShared<Shape> shared[kForwardWarps];
   extern __shared__ __align__(16) char memory[];  // rows
+  __shared__ StepMap maps[2 * kForwardWarps];
   const int warp = threadIdx.x / kWarpSize;
-  const int index = static_cast<int>(blockIdx.x) * kForwardWarps + warp;
+  const int index = static_cast<int>(blockIdx.x * kForwardWarps + warp) / Shape::kWarps;
   if (index >= args.work_items) return;
   const ChannelTile tile(args.params, index, args.windows, Shape::kChannels);
   const DenseWindow dense(args.strides, static_cast<int>(args.params.seqlen));
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize,
   const int row_bytes = kIsStaged<Storage> ? kStages * staged_bytes<Shape>(kSize) : dense.bytes();
   char* const rows =
       memory + warp * ForwardRows::count(args.inputs[ForwardRows::kZ].present()) * row_bytes;
-  forward_tile<Storage, Shape>(args, tile, shared[warp], rows);
+  forward_tile<Storage, Shape>(args, tile, shared[warp], maps, rows);
 }
 
 template <class Storage, class Shape>

@@ -1,6 +1,5 @@
 // Launches of the dstate 1 kernels.
 #include <cstdlib>
-#include <type_traits>
 
 #include "../kit/launch_tools.h"
 #include "kernels.h"
@@ -33,26 +32,24 @@ constexpr Launches kLaunches = {&Kernels<Storage, Shape>::forward,
 template <class Shape>
 const Launches& launches_of(DType dtype, Rows rows) {
   const bool is_bfloat = dtype == DType::kBFloat16;
-  switch (rows) {
-    case Rows::kLongVectors:
-      return is_bfloat ? kLaunches<Vectors<BFloat16>, Shape> : kLaunches<Vectors<Half>, Shape>;
-    case Rows::kVectors:
-      return kLaunches<Vectors<float>, Shape>;
-    case Rows::kDense:
-      if constexpr (std::is_same_v<Shape, WideWindow>) {
-        return is_bfloat ? kLaunches<DenseRows<BFloat16>, Shape>
-                         : kLaunches<DenseRows<Half>, Shape>;
-      }
-      [[fallthrough]];
-    default:
+  if constexpr (Shape::kWarps == 1) {
+    if (rows == Rows::kScattered) {
       return element_size(dtype) == 4 ? kLaunches<Scattered<4>, Shape>
                                       : kLaunches<Scattered<2>, Shape>;
+    }
   }
+  if constexpr (Shape::kChannels > 1) {
+    if (rows == Rows::kDense) {
+      return is_bfloat ? kLaunches<DenseRows<BFloat16>, Shape> : kLaunches<DenseRows<Half>, Shape>;
+    }
+  }
+  if (rows == Rows::kVectors) return kLaunches<Vectors<float>, Shape>;
+  return is_bfloat ? kLaunches<Vectors<BFloat16>, Shape> : kLaunches<Vectors<Half>, Shape>;
 }
 
 template <class Plan>
 const Launches& launches_for(const ScanParams& params, const Plan& plan) {
-  return *visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
+  return *visit_shape(plan.window_channels, plan.window_warps, [&]<class Shape>(Shape) {
     return &launches_of<Shape>(params.u.dtype, plan.rows);
   });
 }

@@ -1,19 +1,24 @@
 // How the dstate 1 kernels divide work among lanes, and what lies in shared memory.
 #pragma once
 
+#include "../../core/affine_map.h"
 #include "../kit/config.h"
 
 namespace selective_scan::cuda::dstate1 {
 
 constexpr int kItems = 8;  // consecutive steps of a lane
 
+using StepMap = AffineMap<float>;
+
 /// A window is what a warp works on at a time: some channels, and as many steps as lanes that share
-/// a channel hold.
-template <int kLanes>
+/// a channel hold. Warps that share channels work on a round of windows, one behind the other.
+template <int kLanes, int kSharers = 1>
 struct WindowShape {
+  static constexpr int kWarps = kSharers;
   static constexpr int kChannelLanes = kLanes;
   static constexpr int kChannels = kWarpSize / kLanes;
   static constexpr int kSteps = kLanes * kItems;
+  static constexpr int kRoundSteps = kWarps * kSteps;
   static constexpr int kChunks = kSteps / kChunk;
 
   /// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and
@@ -29,10 +34,14 @@ using WideWindow = WindowShape<kChunkLanes>;
 /// times as soon.
 using LongWindow = WindowShape<kWarpSize>;
 
-/// Returns visit(shape) for the shape of windows of so many channels.
+/// The same for four warps, where channels are so few that one warp each leaves the GPU idle.
+using SharedWindow = WindowShape<kWarpSize, 4>;
+
+/// Returns visit(shape) for the shape of windows of so many channels, which so many warps share.
 template <class Visit>
-constexpr auto visit_shape(int window_channels, const Visit& visit) {
-  return window_channels == LongWindow::kChannels ? visit(LongWindow{}) : visit(WideWindow{});
+constexpr auto visit_shape(int channels, int warps, const Visit& visit) {
+  if (warps > 1) return visit(SharedWindow{});
+  return channels > 1 ? visit(WideWindow{}) : visit(LongWindow{});
 }
 
 // Warps of a block, and blocks of a multiprocessor that registers must suffice for. Forward, 4
@@ -42,9 +51,11 @@ template <class Shape>
 constexpr int forward_blocks(int element_size) {
   return element_size == 4 || Shape::kChannels == 1 ? 4 : 6;
 }
-constexpr int kMaxBackwardWarps = 4;
+template <class Shape>
+constexpr int kMaxBackwardWarps = Shape::kWarps > 1 ? 8 : 4;
 template <class Shape>
 constexpr int backward_blocks(bool has_vectors) {
+  if constexpr (Shape::kWarps > 1) return 2;
   return has_vectors && Shape::kChannels > 1 ? 4 : 3;
 }
 
@@ -66,6 +77,11 @@ struct WindowRecord {
 /// Sums of dB and dC over a warp's channels, (step, dB|dC).
 template <class Shape>
 using WarpSums = float[2 * Shape::kSteps];
+
+/// Maps by which warps that share channels tell one another what they do to the state: two of each,
+/// for a round and the next one.
+template <class Shape>
+constexpr int kMaps = Shape::kWarps > 1 ? 2 : 0;
 
 /// What every warp has in shared memory, in either pass.
 template <class Shape>
@@ -114,7 +130,7 @@ template <class Shape>
 constexpr int backward_shared_bytes(int warps) {
   return static_cast<int>(sizeof(TileOrigins)) +
          warps * static_cast<int>(sizeof(WarpShared<Shape>) + 2 * sizeof(WarpSums<Shape>) +
-                                  sizeof(WindowRecord));
+                                  kMaps<Shape> * sizeof(StepMap) + sizeof(WindowRecord));
 }
 
 }  // namespace selective_scan::cuda::dstate1

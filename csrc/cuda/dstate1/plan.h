@@ -17,8 +17,9 @@ enum class Rows { kLongVectors, kVectors, kDense, kScattered };
 struct ForwardPlan {
   Rows rows;
   int window_channels;
-  int windows;     // of a group's channels
-  int work_items;  // batch · groups · windows
+  int window_warps;  // that share channels
+  int windows;       // of a group's channels
+  int work_items;    // batch · groups · windows
   LaunchShape shape;
   ForwardScratch scratch;
 };
@@ -26,9 +27,10 @@ struct ForwardPlan {
 struct BackwardPlan {
   Rows rows;
   int window_channels;
-  int warps;       // of a block
-  int tiles;       // of a group's channels
-  int work_items;  // batch · groups · tiles
+  int window_warps;  // that share channels
+  int warps;         // of a block
+  int tiles;         // of a group's channels
+  int work_items;    // batch · groups · tiles
   LaunchShape shape;
   BackwardScratch scratch;
 };

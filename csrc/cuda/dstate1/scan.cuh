@@ -8,17 +8,43 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-using StepMap = AffineMap<float>;
+/// Which window of a round is this warp's: warps that share a channel take turns at its windows,
+/// and a round is a window of each.
+template <class Shape>
+__device__ __forceinline__ int round_rank() {
+  return threadIdx.x / kWarpSize % Shape::kWarps;
+}
+
+/// Carries `state` through the maps of a round, of which the lane that holds this warp's hands it
+/// over. Returns what enters this warp. All warps of the block call it, in turn with either half of
+/// `maps`, which has a place for each of them: so one barrier a round suffices.
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ float carry_through_warps(const StepMap& own, bool has_map,
+                                                     StepMap* maps, float& state) {
+  const int warp = threadIdx.x / kWarpSize;
+  const int rank = round_rank<Shape>();
+  if (has_map) maps[warp] = own;
+  __syncthreads();
+  float entered = state;
+#pragma unroll
+  for (int i = 0; i < Shape::kWarps; ++i) {
+    const int turn = kBackwards ? Shape::kWarps - 1 - i : i;
+    if (turn == rank) entered = state;
+    state = maps[warp - rank + turn](state);
+  }
+  return entered;
+}
 
 /// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
 /// last to the first. Returns what enters this lane and what leaves it; `state` becomes what leaves
-/// the last one.
+/// the last one, or the last of a round. Windows that need no others have no `maps`.
 struct LaneStates {
   float entered;
   float left;
 };
 template <class Shape, bool kBackwards>
-__device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& state) {
+__device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& state,
+                                                          StepMap* maps = nullptr) {
   constexpr int kChannelLanes = Shape::kChannelLanes;
   const int lane = threadIdx.x % kChannelLanes;
   const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
@@ -31,10 +57,20 @@ __device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& st
     const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
     if (position >= distance) own = Compose()(before, own);
   }
-  const float left = own(state);
+  constexpr bool kHasRounds = Shape::kWarps > 1;
+  float first = state;
+  if constexpr (kHasRounds) {
+    if (maps != nullptr) {
+      const bool has_map = position == kChannelLanes - 1;
+      first = carry_through_warps<Shape, kBackwards>(own, has_map, maps, state);
+    }
+  }
+  const float left = own(first);
   const float before = from_before(left, 1);
-  const float entered = position == 0 ? state : before;
-  state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
+  const float entered = position == 0 ? first : before;
+  if (!kHasRounds || maps == nullptr) {
+    state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
+  }
   return {entered, left};
 }
 

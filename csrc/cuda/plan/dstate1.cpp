@@ -24,7 +24,8 @@ Refusal refuse(const ScanParams& params) {
 /// All arrays with steps have one element type and the same strides, and offsets within a tile of
 /// channels fit 32 bits.
 template <class Params>
-Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
+Refusal refuse_arrays(const Params& params) {
+  constexpr int64_t tile_channels = kMaxBackwardWarps<WideWindow> * WideWindow::kChannels;
   const auto has_strides_of_u = [&](const ArrayView& view) {
     return view.channel == params.u.channel && view.step == params.u.step;
   };
@@ -33,7 +34,8 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
     return {"u, delta, z and out or their gradients must have one dtype and the same strides"};
   }
   const auto fits = [&](const ArrayView& view) {
-    const int64_t steps = params.seqlen + kChunk;  // what is on its way may lie behind the end
+    // What is on its way may lie behind the end.
+    const int64_t steps = params.seqlen + 2 * SharedWindow::kRoundSteps;
     return fits_32_bits({{steps, view.step}, {tile_channels, view.channel}},
                         element_size(view.dtype));
   };
@@ -43,15 +45,32 @@ Refusal refuse_arrays(const Params& params, int64_t tile_channels) {
   return {};
 }
 
+/// How many warps a multiprocessor has if a warp has so many channels of a group.
+double count_warps(const ScanParams& params, const Device& device, int channels) {
+  const int64_t windows =
+      params.batch * params.groups * ceil_div(params.dim / params.groups, channels);
+  return static_cast<double>(windows) / device.multiprocessors;
+}
+
 /// Windows of eight channels, unless these are too few warps.
 int choose_window_channels(const ScanParams& params, const Device& device, bool is_backward) {
   const Figures::Choice& figures = figures_of(device).choice;
-  const int64_t windows =
-      params.batch * params.groups * ceil_div(params.dim / params.groups, WideWindow::kChannels);
-  const double warps = static_cast<double>(windows) / device.multiprocessors;
+  const double warps = count_warps(params, device, WideWindow::kChannels);
   const bool are_few = warps < figures.dstate1_long_warps[is_backward] &&
                        params.seqlen >= figures.dstate1_long_steps * warps * warps;
   return are_few ? LongWindow::kChannels : WideWindow::kChannels;
+}
+
+/// One warp, unless windows have one channel and are too few as well. Then four, which count double
+/// backward with 4-byte elements, of which a multiprocessor holds half as many.
+int choose_window_warps(const ScanParams& params, const Device& device, bool is_backward,
+                        int window_channels, Rows rows) {
+  if (window_channels > 1 || rows == Rows::kScattered) return 1;
+  const int size = is_backward && params.u.dtype == DType::kFloat32 ? 2 : 1;
+  const double warps = size * count_warps(params, device, LongWindow::kChannels);
+  const double steps = figures_of(device).choice.dstate1_shared_steps * warps * warps;
+  const bool are_few = params.seqlen > SharedWindow::kRoundSteps / 2 && params.seqlen >= steps;
+  return are_few ? SharedWindow::kWarps : 1;
 }
 
 /// The best that all arrays allow. Kernels know of vectors only together with B and C of the same
@@ -74,61 +93,85 @@ Rows find_rows(const Params& params, int window_channels) {
 }
 
 /// Gives a block of so many warps the shared memory for rows of so many arrays, beside the bytes
-/// that it has in any case, or has it do without: of vectors kStages chunks, of dense rows all
-/// steps.
+/// that it has in any case: of vectors kStages chunks, of dense rows all steps. Returns false where
+/// it has no room.
 template <class Plan>
-void make_room_for_rows(const ScanParams& params, const Device& device, int warps, int arrays,
+bool make_room_for_rows(const ScanParams& params, const Device& device, int warps, int arrays,
                         int other_bytes, Plan& plan) {
-  if (plan.rows == Rows::kScattered) return;
+  if (plan.rows == Rows::kScattered) return true;
   const int size = static_cast<int>(element_size(params.u.dtype));
-  const int window_bytes = visit_shape(
-      plan.window_channels, [&]<class Shape>(Shape) { return staged_bytes<Shape>(size); });
+  const int window_bytes =
+      visit_shape(plan.window_channels, plan.window_warps,
+                  [&]<class Shape>(Shape) { return staged_bytes<Shape>(size); });
   const int row_bytes = plan.rows == Rows::kDense
                             ? plan.window_channels * static_cast<int>(params.seqlen) * size
                             : kStages * window_bytes;
   const int bytes = warps * arrays * row_bytes;
-  if (bytes + other_bytes <= device.block_shared_bytes) {
-    plan.shape.shared_bytes += bytes;
-  } else {
-    plan.rows = Rows::kScattered;
-  }
+  if (bytes + other_bytes > device.block_shared_bytes) return false;
+  plan.shape.shared_bytes += bytes;
+  return true;
+}
+
+/// Divides the channels among blocks. Returns false where one has no room for rows as they are.
+bool divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
+  plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, plan.window_channels));
+  plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
+  plan.shape = {ceil_div(plan.work_items, kForwardWarps / plan.window_warps),
+                kForwardWarps * kWarpSize};
+  const size_t own_bytes =
+      visit_shape(plan.window_channels, plan.window_warps,
+                  []<class Shape>(Shape) { return sizeof(WarpShared<Shape>); });
+  return make_room_for_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
+                            kForwardWarps * static_cast<int>(own_bytes), plan);
+}
+bool divide(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
+  const int64_t windows = ceil_div(params.dim / params.groups, plan.window_channels);
+  const auto visit = [&](const auto& visitor) {
+    return visit_shape(plan.window_channels, plan.window_warps, visitor);
+  };
+  const int most = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
+  const int tile_windows = static_cast<int>(std::min<int64_t>(windows, most / plan.window_warps));
+  plan.warps = tile_windows * plan.window_warps;
+  plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
+  plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
+  const int shared_bytes =
+      visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(plan.warps); });
+  plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
+  return make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
+                            shared_bytes, plan);
+}
+
+/// Makes the part of a plan that both passes have: what rows are, who shares windows, and blocks
+/// that have room for them.
+template <class Params, class Plan>
+Refusal choose_and_divide(const Params& params, const Device& device, bool is_backward,
+                          Plan& plan) {
+  if (const Refusal refusal = refuse(params)) return refusal;
+  plan.window_channels = choose_window_channels(params, device, is_backward);
+  if (const Refusal refusal = refuse_arrays(params)) return refusal;
+  plan.rows = find_rows(params, plan.window_channels);
+  plan.window_warps =
+      choose_window_warps(params, device, is_backward, plan.window_channels, plan.rows);
+  if (divide(params, device, plan)) return {};
+  // Warps that do not share have half the block.
+  const bool were_shared = plan.window_warps > 1;
+  plan.window_warps = 1;
+  if (were_shared && divide(params, device, plan)) return {};
+  plan.rows = Rows::kScattered;
+  divide(params, device, plan);
+  return {};
 }
 
 }  // namespace
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
-  if (const Refusal refusal = refuse(params)) return refusal;
-  plan.window_channels = choose_window_channels(params, device, false);
-  if (const Refusal refusal = refuse_arrays(params, plan.window_channels)) return refusal;
-  plan.rows = find_rows(params, plan.window_channels);
-  plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, plan.window_channels));
-  plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
-  plan.shape = {ceil_div(plan.work_items, kForwardWarps), kForwardWarps * kWarpSize};
-  const size_t own_bytes = visit_shape(
-      plan.window_channels, []<class Shape>(Shape) { return sizeof(WarpShared<Shape>); });
-  make_room_for_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
-                     kForwardWarps * static_cast<int>(own_bytes), plan);
-  return {};
+  return choose_and_divide(params, device, false, plan);
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
-  if (const Refusal refusal = refuse(params)) return refusal;
-  plan.window_channels = choose_window_channels(params, device, true);
-  plan.rows = find_rows(params, plan.window_channels);
-  const int64_t windows = ceil_div(params.dim / params.groups, plan.window_channels);
-  plan.warps = static_cast<int>(std::min<int64_t>(windows, kMaxBackwardWarps));
-  if (const Refusal refusal = refuse_arrays(params, plan.warps * plan.window_channels))
-    return refusal;
-  plan.tiles = static_cast<int>(ceil_div(windows, plan.warps));
-  plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
-  const int shared_bytes = visit_shape(plan.window_channels, [&]<class Shape>(Shape) {
-    return backward_shared_bytes<Shape>(plan.warps);
-  });
-  plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
-  make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
-                     plan.shape.shared_bytes, plan);
+  if (const Refusal refusal = choose_and_divide(params, device, true, plan)) return refusal;
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
       true, params.batch * params.groups * plan.tiles * params.seqlen * 2, sizeof(float));

@@ -25,10 +25,12 @@ struct Figures {
     /// dstate1 gives each warp one channel where warps of eight would be fewer a multiprocessor
     /// than these, forward and backward, and a sequence has at least so many steps times the square
     /// of their number. More warps have more work in all, and what they gain grows with the steps.
+    /// Likewise four warps share a channel.
     double dstate1_long_warps[2] = {16, 4};
     double dstate1_long_steps = 64;
+    double dstate1_shared_steps = 256;
     /// dstate1 has no segments: fewer rows than these, of all batch entries, it takes up to so many
-    /// steps.
+    /// steps of each warp that shares a channel.
     int64_t dstate1_rows = 192;
     int64_t dstate1_most_steps = 8192;
 

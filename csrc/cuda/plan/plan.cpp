@@ -26,16 +26,17 @@ const Choice& choice_of(const Device& device) {
 
 /// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
 /// of the device idle.
-bool has_enough_channels(const ScanParams& params, const Choice& figures) {
-  return params.seqlen <= figures.dstate1_most_steps ||
+bool has_enough_channels(const ScanParams& params, const Choice& figures, int window_warps) {
+  return params.seqlen <= figures.dstate1_most_steps * window_warps ||
          params.batch * params.dim >= figures.dstate1_rows;
 }
-bool is_preferred(const ForwardParams& params, const Device& device, const dstate1::ForwardPlan&) {
-  return has_enough_channels(params, choice_of(device));
+bool is_preferred(const ForwardParams& params, const Device& device,
+                  const dstate1::ForwardPlan& plan) {
+  return has_enough_channels(params, choice_of(device), plan.window_warps);
 }
 bool is_preferred(const BackwardParams& params, const Device& device,
-                  const dstate1::BackwardPlan&) {
-  return has_enough_channels(params, choice_of(device));
+                  const dstate1::BackwardPlan& plan) {
+  return has_enough_channels(params, choice_of(device), plan.window_warps);
 }
 
 /// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy.
