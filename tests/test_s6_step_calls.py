@@ -3,12 +3,10 @@ it."""
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import (
     REAL,
-    assert_change_is_seen,
     assert_refused,
     compiled_with_graphs,
     ones,
@@ -187,30 +185,6 @@ def test_a_workspace_that_is_too_small():
     for way in ("function", "op"):
         with pytest.raises(RuntimeError, match=r"workspace must have at least \d+ bytes, got 100$"):
             WAYS[way](arguments | {"workspace": workspace})
-
-
-def test_there_is_no_derivative(device):
-    arguments = make(BASE, device)
-    arguments["stack"].x_proj[1].requires_grad_()
-    message = "s6_step has no derivative; call it under torch.no_grad()"
-    assert_refused(s6_step, arguments, message)
-    with torch.no_grad():
-        assert not s6_step(**arguments).requires_grad
-    arguments = make(BASE, device)
-    with forward_ad.dual_level():
-        stack = arguments["stack"]
-        dual = forward_ad.make_dual(stack.D[1], torch.ones_like(stack.D[1]))
-        with pytest.raises(RuntimeError, match="forward-mode differentiation is not supported"):
-            s6_step(**arguments | {"stack": stack._replace(D=[stack.D[0], dual])})
-
-
-@pytest.mark.parametrize("name", ["conv_state", "state"])
-def test_changes_are_seen_by_a_graph(name, device):
-    arguments = make(BASE, device)
-    changed_state = getattr(arguments["stack"], name)[1]
-    assert_change_is_seen(
-        lambda state, **others: s6_step(**others), arguments | {"state": changed_state}, "state"
-    )
 
 
 # --- as PyTorch sees it ---------------------------------------------------------------------------

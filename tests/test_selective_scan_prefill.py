@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import Axes, assert_change_is_seen, assert_no_derivative
+from cases import Axes
 from in_place import check_in_place
 from problem import METHODS, Draws, Error, laid_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
@@ -369,16 +369,6 @@ def test_empty(case, device):
         for i, has_state in enumerate(arguments["has_initial_state"].tolist()):
             slot = arguments["cache_indices"][i].item() if case.has_indices else i
             assert torch.equal(states[slot], before[slot] * has_state)
-
-
-def test_changes_are_seen_by_autograd(device):
-    assert_change_is_seen(selective_scan_prefill, make(Case(), device), "states")
-
-
-def test_no_derivative(device):
-    assert_no_derivative(
-        selective_scan_prefill, make(Case(), device), "A", "selective_scan_prefill"
-    )
 
 
 def test_same_bits_for_any_number_of_threads(check_threads):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import Axes, assert_change_is_seen, assert_no_derivative
+from cases import Axes
 from in_place import check_in_place
 from problem import METHODS, Draws, Error, laid_out
 from selective_scan import selective_scan_fn, selective_state_update, selective_state_update_ref
@@ -347,16 +347,6 @@ def test_out_is_written_and_returned(device):
         state = arguments["state"].clone()
         assert selective_state_update(**(arguments | {"state": state, "out": out})) is out
         assert torch.equal(out, expected)
-
-
-def test_changes_are_seen_by_autograd(device):
-    assert_change_is_seen(selective_state_update, make(Case(), device), "state")
-
-
-def test_no_derivative(device):
-    assert_no_derivative(
-        selective_state_update, make(Case(), device), "A", "selective_state_update"
-    )
 
 
 def test_autocast_casts_nothing(device):
