@@ -20,16 +20,20 @@ NAMESPACE = "selective_scan"
 COTANGENTS = 3
 
 
-@pytest.fixture(params=operator_calls.DIFFERENTIABLE)
-def call(request, device):
+def make(name, device, **sizes):
     """(function of tensors that gives a tuple of tensors, leaves)."""
-    function, tensors = operator_calls.make(request.param, device)
+    function, tensors = operator_calls.make(name, device, **sizes)
 
     def results(*tensors):
         result = function(*tensors)
         return result if isinstance(result, tuple) else (result,)
 
     return results, [tensor.detach().requires_grad_() for tensor in tensors]
+
+
+@pytest.fixture(params=operator_calls.DIFFERENTIABLE)
+def call(request, device):
+    return make(request.param, device)
 
 
 def cotangents_of(results, *sizes):
@@ -171,6 +175,23 @@ def test_double_backward_is_refused(call):
 
 
 # --- compiled and traced --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", operator_calls.DIFFERENTIABLE)
+def test_compiled(name, dynamic, device):
+    function, _ = make(name, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen in (33, 130):
+        _, leaves = make(name, device, seqlen=seqlen)
+        actual, expected = compiled(*leaves), function(*leaves)
+        assert_equal(actual, expected)
+        cotangents = cotangents_of(expected)
+        assert_equal(
+            torch.autograd.grad(actual, leaves, cotangents),
+            torch.autograd.grad(expected, leaves, cotangents),
+        )
 
 
 def test_compiled_autograd_of_an_eager_forward(call):

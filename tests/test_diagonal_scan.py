@@ -337,22 +337,6 @@ def test_opcheck(case, device):
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic, device):
-    def loss(a, b):
-        return diagonal_scan_fn(torch.sigmoid(a), b, reverse=True).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for seqlen in (33, 65):
-        a = torch.randn(4, 1, device=device, requires_grad=True)
-        b = torch.randn(2, 4, seqlen, device=device, requires_grad=True)
-        expected, actual = loss(a, b), compiled(a, b)
-        torch.testing.assert_close(actual, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(actual, (a, b)), torch.autograd.grad(expected, (a, b))
-        )
-
-
 # --- CUDA alone -----------------------------------------------------------------------------------
 
 

@@ -450,22 +450,6 @@ def test_maps_over_one_dimension_more(mapped, device):
     assert torch.allclose(torch.func.vmap(gradient)(stack), expected)
 
 
-def test_compiles_whole():
-    case = BASE.with_(dstate=3)
-    tensors = {name: value.requires_grad_() for name, value in tensors_of(case).items()}
-
-    options = make(case).options
-
-    def loss(tensors):
-        return selective_scan_fn(**tensors, **options).square().sum()
-
-    leaves = list(tensors.values())
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    expected = torch.autograd.grad(loss(tensors), leaves)
-    actual = torch.autograd.grad(compiled(tensors), leaves)
-    assert all(torch.allclose(a, e) for a, e in zip(actual, expected, strict=True))
-
-
 def test_empty_sequences(device):
     case = BASE.with_(seqlen=0)
     tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
