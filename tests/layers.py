@@ -19,6 +19,12 @@ def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded]
 
 
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
 def turned(rows: torch.Tensor) -> torch.Tensor:
     """Pairs of channels as complex numbers."""
     return torch.complex(rows[..., ::2], rows[..., 1::2])

@@ -1,6 +1,5 @@
 """torch.func.vmap and batched gradients: what a loop over the entries gives."""
 
-import collections
 import functools
 import itertools
 import operator
@@ -9,12 +8,12 @@ import warnings
 import pytest
 import torch
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+from opchecks import Ops
 from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
 
 ENTRIES = 3
@@ -74,20 +73,6 @@ def plain(device):
     """u, delta, A, B, C"""
     inputs = problem.inputs_on(SMALL.with_(delta_softplus=False), device)
     return [tensor.detach() for tensor in list(inputs.values())[:5]]
-
-
-class Launches(TorchDispatchMode):
-    """Counts the calls of our ops that reach a kernel."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = collections.Counter()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        suffix = op._opname.rpartition("_")[2]
-        if op.namespace == "selective_scan" and suffix in ("fwd", "bwd"):
-            self.counts[suffix] += 1
-        return op(*args, **(kwargs or {}))
 
 
 def loss(results):
@@ -157,10 +142,10 @@ def test_gradients_of_each_entry(call):
 def test_mapped_sequences_take_one_launch(plain, is_mapped):
     inputs, in_dims = mapped_inputs(plain, is_mapped)
     inputs = [tensor.requires_grad_() for tensor in inputs]
-    with Launches() as launches:
+    with Ops() as seen:
         actual = vmap(selective_scan_fn, in_dims)(*inputs)
         gradients = torch.autograd.grad(actual.square().sum(), inputs)
-    assert launches.counts == {"fwd": 1, "bwd": 1}
+    assert seen.names == ["selective_scan_fwd", "selective_scan_bwd"]
     (expected,) = of_each(lambda *given: (selective_scan_fn(*given),), inputs, in_dims)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), inputs))

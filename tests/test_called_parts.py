@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
 
+from layers import error
 from selective_scan import S6, MambaMixer, selective_scan_ref
 from selective_scan.compat.mamba_simple import Mamba
 from test_mamba_mixer import gradients_of
@@ -77,11 +78,6 @@ def results(layer: MambaMixer, x: torch.Tensor) -> list[torch.Tensor]:
             cache = layer.allocate_cache(BATCH)
             parts = [layer(part, cache=cache) for part in x.split([5, 1, 1, SEQLEN - 7], 1)]
     return [*outs, torch.cat(parts, 1)]
-
-
-def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, in the Euclidean norm."""
-    return ((actual.double() - expected).norm() / expected.norm()).item()
 
 
 def check(layer: MambaMixer, x: torch.Tensor, expected: torch.Tensor | None = None) -> None:

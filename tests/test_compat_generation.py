@@ -10,8 +10,8 @@ import torch
 
 from language_models import VOCAB, make_model, published_weights, reference_logits
 from layers import copies_of
+from opchecks import Ops
 from selective_scan.compat.generation import DecodingCache, InferenceParams
-from test_plain_stack import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
 
