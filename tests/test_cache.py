@@ -247,8 +247,9 @@ def test_compiled(backend, lengths, d_conv, device):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_bidirectional_is_refused():
-    model = model_of(bidirectional=True)
+@pytest.mark.parametrize("options", [{}, {"rotary": True}], ids=str)
+def test_bidirectional_is_refused(options):
+    model = model_of(bidirectional=True, d_state=6, **options)
     cache = model_of().allocate_cache(BATCH)
     message = r"^selective_scan: bidirectional must be False where there is a cache, .*, got True$"
     for call in (
