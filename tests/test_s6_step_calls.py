@@ -14,7 +14,7 @@ from cases import (
 from opchecks import in_order
 from refusals import Way, by_op, outcome_of
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
-from test_s6_step import BASE, copy_of, make, states_of
+from test_s6_step import BASE, assert_same_states, copy_of, make, states_of
 
 pytestmark = pytest.mark.usefixtures("step_kernel")
 
@@ -175,8 +175,7 @@ def test_indices_of_no_slot_change_nothing():
     for way in ("function", "reference", "op"):
         message = "state_batch_indices must be less than slots = 3, got 3"
         assert_all_refused(way, [(arguments, message)])
-    for state, expected in zip(states_of(arguments), states_of(before), strict=True):
-        assert torch.equal(state, expected)
+    assert_same_states(arguments, before)
 
 
 def test_a_workspace_that_is_too_small():
@@ -225,8 +224,7 @@ def test_compiles_for_changing_batches(device):
         arguments = make(BASE.with_(batch=batch), device)
         copy = copy_of(arguments)
         assert torch.equal(compiled(**copy), s6_step(**arguments))
-        for state, expected in zip(states_of(copy), states_of(arguments), strict=True):
-            assert torch.equal(state, expected)
+        assert_same_states(copy, arguments)
     assert len(graphs) == 1
 
 
@@ -244,8 +242,7 @@ def test_exports(device):
     ]
     exported = torch.export.export(Step(), given[0]).module()
     assert torch.equal(exported(*given[0]), Step()(*given[1]))
-    for state, expected in zip(states_of(arguments), states_of(copy), strict=True):
-        assert torch.equal(state, expected)
+    assert_same_states(arguments, copy)
 
 
 def test_mapped_calls_are_called_for_each_entry(device):

@@ -61,14 +61,6 @@ def test_values_that_name_nothing(name, device):
         assert torch.equal(arguments["states"], other["states"])
 
 
-@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 151)])
-def test_boundaries_that_do_not_rise_are_refused(bounds):
-    case = Case(bounds=(0,) * len(bounds), positions=(0,) * (len(bounds) - 1))
-    arguments = make(case, "cpu") | {"cu_seqlens": torch.tensor(bounds)}
-    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
-        selective_scan_prefill(**arguments)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("every", [1, 3, 64])
 def test_bad_values_do_no_harm(every, cuda_device):
