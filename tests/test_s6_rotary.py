@@ -215,17 +215,14 @@ def test_initial_values():
 
 
 def test_plain_layers_are_what_they_were():
-    """In the order of their parameters, by which optimizers' state dicts go, and of their draws."""
+    """In the order of their parameters, and of their draws."""
     torch.manual_seed(0)
     plain = S6(DIM)
     after = torch.rand(3)
     torch.manual_seed(0)
     named = S6(DIM, discretization_method="zoh", rotary=False)
     assert torch.equal(after, torch.rand(3))
-    names = "A_log D norm.weight in_proj.weight conv1d.weight conv1d.bias x_proj.weight "
-    names += "dt_proj.weight dt_proj.bias out_proj.weight"
-    for model in (plain, named):
-        assert [name for name, _ in model.layers[0].named_parameters()] == names.split()
+    assert list(plain.state_dict()) == list(named.state_dict())
     assert "rotary" not in repr(plain)
     assert "rotary=True" in repr(S6(DIM, rotary=True))
 
