@@ -14,9 +14,10 @@ from torch.utils.checkpoint import (
 )
 
 import operator_calls
-from selective_scan import S6, MambaMixer
+from selective_scan import S6, MambaMixer, _library
 
 NAMESPACE = "selective_scan"
+UPDATES = ("update", "convolution's update", "prefill")  # in place, of floating tensors
 COTANGENTS = 3
 
 
@@ -172,6 +173,38 @@ def test_double_backward_is_refused(call):
     assert str(caught.value) == (
         "selective_scan: the gradient is once differentiable; double backward is not supported"
     )
+
+
+# --- autocast -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "name", [it for it in (*operator_calls.DIFFERENTIABLE, *UPDATES) if "layer" not in it]
+)
+def test_autocast_casts_nothing(name, is_double, device, monkeypatch):
+    """But in a layer, by kernels and by the reference."""
+    function, tensors = operator_calls.make(name, device)
+    if is_double:
+        tensors = [
+            it.to(torch.promote_types(it.dtype, torch.float64)) if it.dtype != torch.int32 else it
+            for it in tensors
+        ]
+
+    def results(enabled):
+        given = [tensor.clone() for tensor in tensors]
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            made = function(*given)
+        return [*(made if isinstance(made, tuple) else (made,)), *given]
+
+    expected, actual = results(False), results(True)
+    assert all(map(torch.equal, actual, expected))
+    monkeypatch.setattr(_library, "devices", set())
+    monkeypatch.setattr(_library, "_fallback_allowed", True)
+    by_reference = results(True)
+    for value, wanted in zip(by_reference, expected, strict=True):
+        assert value.dtype == wanted.dtype
+        assert (value - wanted).abs().max() < 1e-4 * max(1.0, wanted.abs().max().item())
 
 
 # --- compiled and traced --------------------------------------------------------------------------

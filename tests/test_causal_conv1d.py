@@ -292,16 +292,6 @@ def test_the_gradient_of_x_is_written_to_given_memory(dtype, layout, device):
         ops.causal_conv1d_bwd_out(*arguments, dx=half[..., 1:])
 
 
-def test_autocast_casts_nothing(device):
-    problem = make(Case(), device)
-    expected = causal_conv1d_fn(**problem.tensors, **problem.options)
-    with torch.autocast(device, BF16):
-        for conv in (causal_conv1d_fn, causal_conv1d_ref):
-            actual = conv(**problem.tensors, **problem.options)
-            assert actual[0].dtype == F32
-            torch.testing.assert_close(actual, expected)
-
-
 # --- neighbours, bits -----------------------------------------------------------------------------
 
 

@@ -222,18 +222,6 @@ def test_checkpointing(use_reentrant, device):
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_autocast_casts_nothing(dtype, device):
-    inputs = inputs_on(SMALL.with_(dtype=dtype), device)
-    expected = selective_scan_fn(**inputs)
-    with torch.autocast(device, torch.bfloat16):
-        actual = selective_scan_fn(**inputs)
-        reference = selective_scan_fn(**inputs, backend="reference")
-    assert torch.equal(actual, expected)
-    assert reference.dtype == dtype
-    assert (reference - expected).abs().max() < 1e-4 * expected.abs().max()
-
-
 # --- torch.compile --------------------------------------------------------------------------------
 
 

@@ -229,16 +229,6 @@ def test_what_an_unstable_system_does_to_nothing(rows, layout, pole, device):
     torch.testing.assert_close(*results)
 
 
-def test_autocast_casts_nothing(device):
-    inputs = make(Case(), device)
-    expected = diagonal_scan_fn(**inputs)
-    with torch.autocast(device, BF16):
-        for function in (diagonal_scan_fn, diagonal_scan_ref):
-            actual = function(**inputs)
-            assert actual.dtype == F32
-            torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize("seqlen", [65536, 2**20 + 3])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_long_rows_against_scipy(seqlen, dtype, device):

@@ -161,40 +161,30 @@ def test_table(plan, call, forward, backward):
         assert made["scratch_bytes"] <= times * bytes_of(call) + 1024, which
 
 
-@pytest.mark.parametrize(
-    ("call", "path", "segments"),
-    [
-        (Call(1, 2048, 65536, 16), "streamed", 18),
-        (Call(2, 1024, 800, 16), "streamed", 5),
-        (Call(64, 1024, 100, 1), "streamed", 1),
-        (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
-        (Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
-        (Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
-    ],
-    ids=str,
-)
-def test_the_state_gradient_alone(plan, call, path, segments):
-    made = plan("backward", replace(call, state_alone=True))
-    assert (made["path"], made["segments"]) == (path, segments)
-    assert plan("backward", call, wanted=path)["segments"] == segments
+# What is wanted alone: the state's gradient backward, and forward the map of all steps.
+ALONE = [
+    ("backward", Call(1, 2048, 65536, 16), "streamed", 18),
+    ("backward", Call(2, 1024, 800, 16), "streamed", 5),
+    ("backward", Call(64, 1024, 100, 1), "streamed", 1),
+    ("backward", Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
+    ("backward", Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
+    ("backward", Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
+    ("forward", Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks a multiprocessor
+    ("forward", Call(2, 1024, 800, 16), "streamed", 3),
+    ("forward", Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
+    ("forward", Call(1, 2048, 65535, 16), "floor", 1),  # which may have a part of a chunk
+    ("forward", Call(64, 1024, 100, 1), "floor", 1),
+    ("forward", Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
+    ("forward", Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
+]
 
 
-@pytest.mark.parametrize(
-    ("call", "path", "segments"),
-    [
-        (Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks a multiprocessor
-        (Call(2, 1024, 800, 16), "streamed", 3),
-        (Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
-        (Call(1, 2048, 65535, 16), "floor", 1),  # which may have a part of a chunk
-        (Call(64, 1024, 100, 1), "floor", 1),
-        (Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
-        (Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
-    ],
-    ids=str,
-)
-def test_the_map_alone(plan, call, path, segments):
-    made = plan("forward", replace(call, map_alone=True))
+@pytest.mark.parametrize(("which", "call", "path", "segments"), ALONE, ids=str)
+def test_what_is_wanted_alone(plan, which, call, path, segments):
+    made = plan(which, replace(call, state_alone=True, map_alone=True))
     assert (made["path"], made["segments"]) == (path, segments)
+    if which == "backward":
+        assert plan(which, call, wanted=path)["segments"] == segments
 
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
