@@ -109,6 +109,15 @@ def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
     return (*lengths[: ranks.count - 1], sum(lengths[ranks.count - 1 :]))
 
 
+def lose_the_last(group, call: Callable[[], object]) -> str | None:
+    """What a call raises where the group's last rank is not there any more, nor does it return."""
+    dist.barrier(group)
+    if dist.get_rank(group) == dist.get_world_size(group) - 1:
+        os._exit(1)
+    messages = raised_by([call])
+    return messages[0] if messages else None
+
+
 def raised_by(calls: Sequence[Callable[[], object]]) -> list[str]:
     """What each of the calls raises, by its type and words; nothing of those that pass."""
     messages = []

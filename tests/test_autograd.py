@@ -273,6 +273,8 @@ def test_jit_trace(call):
     assert f"{NAMESPACE}::" in str(traced.graph)
     actual, expected = traced(*leaves), function(*leaves)
     assert_equal(actual, expected)
+    constants = tuple(leaf.detach() for leaf in leaves)
+    assert_equal(torch.jit.trace(function, constants, check_trace=False)(*constants), expected)
     cotangents = cotangents_of(expected)
     assert_equal(
         torch.autograd.grad(actual, leaves, cotangents),

@@ -301,15 +301,6 @@ def test_make_fx(tracing_mode, device):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_jit_trace(requires_grad, device):
-    inputs = [tensor.detach() for tensor in list(inputs_on(MINIMAL, device).values())[:5]]
-    inputs[0].requires_grad_(requires_grad)
-    traced = torch.jit.trace(selective_scan_fn, tuple(inputs), check_trace=False)
-    assert torch.equal(traced(*inputs), selective_scan_fn(*inputs))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_jit_trace_of_s6_with_gradients(device):
     """PyTorch traces twice and compares, the second time without gradients."""

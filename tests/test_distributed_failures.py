@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.autograd import forward_ad
 
 import problem
 from problem import Case
-from ranks import Ranks, assert_match, raised_by
+from ranks import Ranks, assert_match, lose_the_last, raised_by
 from selective_scan import S6, distributed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
@@ -21,16 +20,13 @@ pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ra
 def lose_a_rank(group, device: str) -> str | None:
     """What is raised where the last rank ends before a backward pass."""
     out = distributed.selective_scan_fn(**problem.inputs_on(Case(), device), group=group)
-    dist.barrier(group)
-    if dist.get_rank(group) == dist.get_world_size(group) - 1:
-        os._exit(1)
-    try:
+
+    def backward() -> None:
         out.sum().backward()
         if device == "cuda":
             torch.cuda.synchronize()
-    except RuntimeError as error:
-        return str(error)
-    return None
+
+    return lose_the_last(group, backward)
 
 
 def test_a_rank_that_dies_ends_the_others(tmp_path):
