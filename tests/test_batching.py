@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
+import operator_calls
 import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+from gpu_kernels import has_step
 from opchecks import Ops
 from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
 
@@ -316,3 +318,26 @@ def test_causal_convolution(kind, device):
         for function in (results, gradient):
             actual = vmap(function, in_dims)(*inputs)
             torch.testing.assert_close(actual, of_each(function, inputs, in_dims))
+
+
+@pytest.mark.parametrize("name", operator_calls.IN_PLACE)
+def test_what_is_written_in_place_is_written_for_each_entry(name, device):
+    if name == "step" and device == "cuda" and not has_step():
+        pytest.skip("the GPU lacks the kernel of a step through layers")
+    function, tensors = operator_calls.make(name, device)
+    before = [tensor.clone() for tensor in tensors]
+    function(*tensors)
+    is_written = [not torch.equal(*pair) for pair in zip(tensors, before, strict=True)]
+    # All of them are mapped, or what is written and the first.
+    for is_mapped in ([True] * len(tensors), [True, *is_written[1:]]):
+        in_dims = [0 if has_entries else None for has_entries in is_mapped]
+        mapped = [
+            torch.stack([it, 0.5 * it if it.is_floating_point() else it]) if dim == 0 else it
+            for it, dim in zip(before, in_dims, strict=True)
+        ]
+        alone = [tensor.clone() for tensor in mapped]
+        out = vmap(function, tuple(in_dims))(*mapped)
+        columns = [it if dim == 0 else [it, it] for it, dim in zip(alone, in_dims, strict=True)]
+        expected = [function(*entry) for entry in zip(*columns, strict=True)]
+        assert torch.equal(out, torch.stack(expected))
+        assert all(map(torch.equal, mapped, alone))

@@ -245,26 +245,6 @@ def test_exports(device):
     assert_same_states(arguments, copy)
 
 
-def test_mapped_calls_are_called_for_each_entry(device):
-    arguments = make(BASE.with_(layers=1), device)
-    hidden = torch.randn(3, *arguments["hidden"].shape, device=device)
-    stack = arguments["stack"]
-    mapped = stack._replace(
-        **{name: [torch.stack([getattr(stack, name)[0]] * 3)] for name in ("conv_state", "state")}
-    )
-
-    def step(hidden, conv_state, state):
-        of_entry = stack._replace(conv_state=[conv_state], state=[state])
-        return s6_step(**arguments | {"hidden": hidden, "stack": of_entry})
-
-    out = torch.func.vmap(step)(hidden, mapped.conv_state[0], mapped.state[0])
-    for i in range(3):
-        own = copy_of(arguments)
-        assert torch.equal(s6_step(**own | {"hidden": hidden[i]}), out[i])
-        assert torch.equal(own["stack"].state[0], mapped.state[0][i])
-        assert torch.equal(own["stack"].conv_state[0], mapped.conv_state[0][i])
-
-
 def test_flops_are_two_for_each_weight(device):
     arguments = make(BASE.with_(**HEAD, layers=1, steps=3), device)
     weights = 128 * 32 + 64 * 4 + 34 * 64 + 64 * 2 + 32 * 64 + 6 * 32
