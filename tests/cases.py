@@ -45,25 +45,6 @@ def assert_refused(function, arguments: dict, message: str, error: type = Runtim
     assert str(caught.value) == f"selective_scan: {message}"
 
 
-def assert_no_derivative(function, arguments: dict, of: str, name: str) -> None:
-    """A call that would need the derivative of an argument is refused."""
-    arguments[of].requires_grad_()
-    message = f"{name} has no derivative; call it under torch.no_grad()"
-    assert_refused(function, arguments, message)
-    with torch.no_grad():
-        assert not function(**arguments).requires_grad
-
-
-def assert_change_is_seen(function, arguments: dict, changed: str) -> None:
-    """What a graph has saved cannot be changed in place without a word."""
-    weight = torch.ones((), device=arguments[changed].device, requires_grad=True)
-    product = weight * arguments[changed]
-    with torch.no_grad():
-        function(**arguments)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
-
-
 def fake(arguments: dict, mode: FakeTensorMode) -> dict:
     return tree_map_only(torch.Tensor, mode.from_tensor, arguments)
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,22 @@ def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     return [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded]
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative, in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+def by_steps(mamba: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torch.Tensor, tuple]:
+    """What mamba_ssm's layer gives of a prompt and of each step behind it, and its states then."""
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    parts = [mamba(x[:, :prompt], inference_params=params)]
+    for params.seqlen_offset in range(prompt, x.shape[1]):
+        step = x[:, params.seqlen_offset : params.seqlen_offset + 1]
+        parts.append(mamba(step, inference_params=params))
+    return torch.cat(parts, 1), params.key_value_memory_dict[mamba.layer_idx]
 
 
 def turned(rows: torch.Tensor) -> torch.Tensor:

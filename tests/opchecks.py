@@ -1,9 +1,23 @@
 """Calls of ops, and what torch.library.opcheck and torch.autograd.gradcheck say of calls."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
 THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")  # compares results
+
+
+class Ops(TorchDispatchMode):
+    """Notes which of the library's ops are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "selective_scan":
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
 
 
 def opcheck_forward(op, arguments, tests=THOROUGH):

@@ -18,15 +18,18 @@ from selective_scan import (
 from selective_scan._s6_step import StackTensors, s6_step
 
 Call = tuple[Callable, list[torch.Tensor]]
-BATCH, DIM, DSTATE, SEQLEN = 2, 4, 3, 70
+BATCH, DIM, DSTATE = 2, 4, 3
 
 
 class _Random:
-    def __init__(self, name: str, device: str) -> None:
-        self._generator, self.device = generator(name), device
+    def __init__(self, name: str, device: str, seqlen: int) -> None:
+        self._generator, self.device, self.seqlen = generator(name), device, seqlen
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.randn(shape, generator=self._generator, dtype=dtype).to(self.device)
+
+    def rows(self) -> torch.Tensor:
+        return self.normal(BATCH, DIM, self.seqlen)
 
     def uniform(self, *shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=self._generator).to(self.device)
@@ -34,15 +37,15 @@ class _Random:
 
 def _scan(random: _Random) -> Call:
     u, delta, A = _scanned(random)
-    B, C = random.normal(2, BATCH, DSTATE, SEQLEN)
+    B, C = random.normal(2, BATCH, DSTATE, random.seqlen)
     return selective_scan_fn, [u, delta, A, B, C]
 
 
 def _scan_of_everything(random: _Random) -> Call:
     u, delta, A = _scanned(random)
     A = torch.complex(A, random.normal(DIM, DSTATE))
-    B, C = random.normal(2, BATCH, 2, DSTATE, 2 * SEQLEN)
-    D, z, bias = random.normal(DIM), random.normal(BATCH, DIM, SEQLEN), random.uniform(DIM)
+    B, C = random.normal(2, BATCH, 2, DSTATE, 2 * random.seqlen)
+    D, z, bias = random.normal(DIM), random.rows(), random.uniform(DIM)
     initial_state = random.normal(BATCH, DIM, DSTATE, dtype=torch.complex64)
 
     def function(u, delta, A, B, C, D, z, bias, initial_state):
@@ -68,12 +71,12 @@ def _matrix_scan(random: _Random) -> Call:
 
 
 def _scanned(random: _Random) -> list[torch.Tensor]:
-    u, delta = random.normal(BATCH, DIM, SEQLEN), 0.5 * random.uniform(BATCH, DIM, SEQLEN)
+    u, delta = random.rows(), 0.5 * random.uniform(BATCH, DIM, random.seqlen)
     return [u, delta, -0.2 - random.uniform(DIM, DSTATE)]
 
 
 def _diagonal_scan(random: _Random) -> Call:
-    return diagonal_scan_fn, [random.uniform(DIM, 1), random.normal(BATCH, DIM, SEQLEN)]
+    return diagonal_scan_fn, [random.uniform(DIM, 1), random.rows()]
 
 
 def _unitary_scan(random: _Random) -> Call:
@@ -84,11 +87,11 @@ def _unitary_scan(random: _Random) -> Call:
 
 
 def _convolution(random: _Random) -> Call:
-    return causal_conv1d_fn, [random.normal(BATCH, DIM, SEQLEN), random.normal(DIM, 4)]
+    return causal_conv1d_fn, [random.rows(), random.normal(DIM, 4)]
 
 
 def _convolution_with_states(random: _Random) -> Call:
-    x, weight, bias = random.normal(BATCH, DIM, SEQLEN), random.normal(DIM, 4), random.normal(DIM)
+    x, weight, bias = random.rows(), random.normal(DIM, 4), random.normal(DIM)
 
     def function(x, weight, bias, states):
         return causal_conv1d_fn(x, weight, bias, None, states, True, activation="silu")
@@ -99,7 +102,7 @@ def _convolution_with_states(random: _Random) -> Call:
 def _layer(random: _Random, bidirectional: bool) -> Call:
     rank, d_model = 2, 6
     tensors = [
-        random.normal(BATCH, SEQLEN, 2 * DIM).transpose(1, 2),
+        random.normal(BATCH, random.seqlen, 2 * DIM).transpose(1, 2),
         random.normal(DIM, 1, 4),
         random.normal(DIM),
         random.normal(rank + 2 * DSTATE, DIM),
@@ -157,7 +160,7 @@ def _convolution_update(random: _Random, out: list[torch.Tensor]) -> Call:
 
 def _prefill(random: _Random, out: list[torch.Tensor]) -> Call:
     u, delta, A = _scanned(random)
-    B, C = random.normal(2, 1, DSTATE, SEQLEN)
+    B, C = random.normal(2, 1, DSTATE, random.seqlen)
 
     def function(u, states, delta, A, B, C, bounds, slots, out=None):
         return selective_scan_prefill(
@@ -169,7 +172,8 @@ def _prefill(random: _Random, out: list[torch.Tensor]) -> Call:
 
 
 def _convolution_over_pool(random: _Random) -> Call:
-    x, weight, states = random.normal(DIM, SEQLEN), random.normal(DIM, 4), random.normal(5, DIM, 3)
+    x, weight = random.normal(DIM, random.seqlen), random.normal(DIM, 4)
+    states = random.normal(5, DIM, 3)
 
     def function(x, weight, states, bounds, slots):
         pool = {"conv_states": states, "cache_indices": slots}
@@ -209,7 +213,7 @@ def _step(random: _Random) -> Call:
 
 def _packed(random: _Random) -> list[torch.Tensor]:
     """The boundaries of two sequences, and their slots."""
-    numbers = ([0, 30, SEQLEN], [3, 1])
+    numbers = ([0, 30, random.seqlen], [3, 1])
     return [torch.tensor(it, dtype=torch.int32, device=random.device) for it in numbers]
 
 
@@ -222,12 +226,12 @@ IN_PLACE: dict[str, Callable[[_Random], Call]] = {
         random, [random.normal(BATCH, DIM)]
     ),
     "prefill": lambda random: _prefill(random, []),
-    "prefill into a tensor": lambda random: _prefill(random, [random.normal(DIM, SEQLEN)]),
+    "prefill into a tensor": lambda random: _prefill(random, [random.normal(DIM, random.seqlen)]),
     "convolution over a pool": _convolution_over_pool,
     "step": _step,
 }
 
 
-def make(name: str, device: str) -> Call:
+def make(name: str, device: str, seqlen: int = 70) -> Call:
     """A function and its arguments, all of them tensors."""
-    return (DIFFERENTIABLE | IN_PLACE)[name](_Random(name, device))
+    return (DIFFERENTIABLE | IN_PLACE)[name](_Random(name, device, seqlen))

@@ -6,6 +6,7 @@ import datetime
 import faulthandler
 import io
 import os
+import re
 import sys
 import time
 import traceback
@@ -106,6 +107,32 @@ def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
     if len(lengths) <= ranks.count:
         return lengths
     return (*lengths[: ranks.count - 1], sum(lengths[ranks.count - 1 :]))
+
+
+def lose_the_last(group, call: Callable[[], object]) -> str | None:
+    """What a call raises where the group's last rank is not there any more, nor does it return."""
+    dist.barrier(group)
+    if dist.get_rank(group) == dist.get_world_size(group) - 1:
+        os._exit(1)
+    messages = raised_by([call])
+    return messages[0] if messages else None
+
+
+def raised_by(calls: Sequence[Callable[[], object]]) -> list[str]:
+    """What each of the calls raises, by its type and words; nothing of those that pass."""
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages
+
+
+def assert_match(messages: list[str], patterns: Sequence[str]) -> None:
+    assert len(messages) == len(patterns), messages
+    for message, pattern in zip(messages, patterns, strict=True):
+        assert re.search(pattern, message), message
 
 
 def _serve(

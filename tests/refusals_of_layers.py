@@ -193,6 +193,7 @@ def of_layer(bidirectional: bool) -> Refusals:
     )
 
 
+LAYER_OF_ONE_DIRECTION, LAYER_OF_TWO = of_layer(bidirectional=False), of_layer(bidirectional=True)
 NO_REVERSE = "be False where A_b is given, got True"
 BIMAMBA = Refusals(
     ways_in(bimamba_inner_fn, None),

@@ -307,22 +307,6 @@ def test_opcheck(case, device):
     torch.library.opcheck(ops.adaptive_unitary_scan_bwd, (*cotangents, *detached, states))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic, device):
-    def loss(u, dt, x, x_bias, B, C, D):
-        return adaptive_unitary_scan_fn(u, dt, x, x_bias, B, C, D).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for seqlen in (33, 130):
-        inputs = make(Case(seqlen=seqlen, z=False, initial_state=False), device)
-        tensors = [tensor for tensor in inputs.values() if tensor is not None]
-        expected, actual = loss(*tensors), compiled(*tensors)
-        torch.testing.assert_close(actual, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(actual, tensors), torch.autograd.grad(expected, tensors)
-        )
-
-
 @pytest.mark.parametrize(
     "empty",
     [

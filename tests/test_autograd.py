@@ -14,22 +14,27 @@ from torch.utils.checkpoint import (
 )
 
 import operator_calls
-from selective_scan import S6, MambaMixer
+from selective_scan import S6, MambaMixer, _library
 
 NAMESPACE = "selective_scan"
+UPDATES = ("update", "convolution's update", "prefill")  # in place, of floating tensors
 COTANGENTS = 3
 
 
-@pytest.fixture(params=operator_calls.DIFFERENTIABLE)
-def call(request, device):
+def make(name, device, **sizes):
     """(function of tensors that gives a tuple of tensors, leaves)."""
-    function, tensors = operator_calls.make(request.param, device)
+    function, tensors = operator_calls.make(name, device, **sizes)
 
     def results(*tensors):
         result = function(*tensors)
         return result if isinstance(result, tuple) else (result,)
 
     return results, [tensor.detach().requires_grad_() for tensor in tensors]
+
+
+@pytest.fixture(params=operator_calls.DIFFERENTIABLE)
+def call(request, device):
+    return make(request.param, device)
 
 
 def cotangents_of(results, *sizes):
@@ -170,7 +175,56 @@ def test_double_backward_is_refused(call):
     )
 
 
+# --- autocast -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_double", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "name", [it for it in (*operator_calls.DIFFERENTIABLE, *UPDATES) if "layer" not in it]
+)
+def test_autocast_casts_nothing(name, is_double, device, monkeypatch):
+    """But in a layer, by kernels and by the reference."""
+    function, tensors = operator_calls.make(name, device)
+    if is_double:
+        tensors = [
+            it.to(torch.promote_types(it.dtype, torch.float64)) if it.dtype != torch.int32 else it
+            for it in tensors
+        ]
+
+    def results(enabled):
+        given = [tensor.clone() for tensor in tensors]
+        with torch.autocast(device, torch.bfloat16, enabled=enabled):
+            made = function(*given)
+        return [*(made if isinstance(made, tuple) else (made,)), *given]
+
+    expected, actual = results(False), results(True)
+    assert all(map(torch.equal, actual, expected))
+    monkeypatch.setattr(_library, "devices", set())
+    monkeypatch.setattr(_library, "_fallback_allowed", True)
+    by_reference = results(True)
+    for value, wanted in zip(by_reference, expected, strict=True):
+        assert value.dtype == wanted.dtype
+        assert (value - wanted).abs().max() < 1e-4 * max(1.0, wanted.abs().max().item())
+
+
 # --- compiled and traced --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", operator_calls.DIFFERENTIABLE)
+def test_compiled(name, dynamic, device):
+    function, _ = make(name, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen in (33, 130):
+        _, leaves = make(name, device, seqlen=seqlen)
+        actual, expected = compiled(*leaves), function(*leaves)
+        assert_equal(actual, expected)
+        cotangents = cotangents_of(expected)
+        assert_equal(
+            torch.autograd.grad(actual, leaves, cotangents),
+            torch.autograd.grad(expected, leaves, cotangents),
+        )
 
 
 def test_compiled_autograd_of_an_eager_forward(call):
@@ -219,6 +273,8 @@ def test_jit_trace(call):
     assert f"{NAMESPACE}::" in str(traced.graph)
     actual, expected = traced(*leaves), function(*leaves)
     assert_equal(actual, expected)
+    constants = tuple(leaf.detach() for leaf in leaves)
+    assert_equal(torch.jit.trace(function, constants, check_trace=False)(*constants), expected)
     cotangents = cotangents_of(expected)
     assert_equal(
         torch.autograd.grad(actual, leaves, cotangents),

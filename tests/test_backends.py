@@ -308,10 +308,11 @@ def test_fallback_is_switched_by_a_bool(value):
 # --- an import ------------------------------------------------------------------------------------
 
 
-def test_an_import_takes_nothing_along():
+@pytest.mark.parametrize("name", ["selective_scan", "selective_scan.compat", "selective_scan.onnx"])
+def test_an_import_takes_nothing_along(name):
     """torch.utils.flop_counter, for one, imports Triton, which takes longer than all of this."""
     code = (
-        "import json, sys, torch; before = set(sys.modules); import selective_scan;"
+        f"import json, sys, torch; before = set(sys.modules); import {name};"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     result = run_python(code, Path(selective_scan.__file__).parents[1])

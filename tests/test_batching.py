@@ -1,6 +1,5 @@
 """torch.func.vmap and batched gradients: what a loop over the entries gives."""
 
-import collections
 import functools
 import itertools
 import operator
@@ -9,12 +8,14 @@ import warnings
 import pytest
 import torch
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
+import operator_calls
 import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+from gpu_kernels import has_step
+from opchecks import Ops
 from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
 
 ENTRIES = 3
@@ -74,20 +75,6 @@ def plain(device):
     """u, delta, A, B, C"""
     inputs = problem.inputs_on(SMALL.with_(delta_softplus=False), device)
     return [tensor.detach() for tensor in list(inputs.values())[:5]]
-
-
-class Launches(TorchDispatchMode):
-    """Counts the calls of our ops that reach a kernel."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = collections.Counter()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        suffix = op._opname.rpartition("_")[2]
-        if op.namespace == "selective_scan" and suffix in ("fwd", "bwd"):
-            self.counts[suffix] += 1
-        return op(*args, **(kwargs or {}))
 
 
 def loss(results):
@@ -157,10 +144,10 @@ def test_gradients_of_each_entry(call):
 def test_mapped_sequences_take_one_launch(plain, is_mapped):
     inputs, in_dims = mapped_inputs(plain, is_mapped)
     inputs = [tensor.requires_grad_() for tensor in inputs]
-    with Launches() as launches:
+    with Ops() as seen:
         actual = vmap(selective_scan_fn, in_dims)(*inputs)
         gradients = torch.autograd.grad(actual.square().sum(), inputs)
-    assert launches.counts == {"fwd": 1, "bwd": 1}
+    assert seen.names == ["selective_scan_fwd", "selective_scan_bwd"]
     (expected,) = of_each(lambda *given: (selective_scan_fn(*given),), inputs, in_dims)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), inputs))
@@ -331,3 +318,26 @@ def test_causal_convolution(kind, device):
         for function in (results, gradient):
             actual = vmap(function, in_dims)(*inputs)
             torch.testing.assert_close(actual, of_each(function, inputs, in_dims))
+
+
+@pytest.mark.parametrize("name", operator_calls.IN_PLACE)
+def test_what_is_written_in_place_is_written_for_each_entry(name, device):
+    if name == "step" and device == "cuda" and not has_step():
+        pytest.skip("the GPU lacks the kernel of a step through layers")
+    function, tensors = operator_calls.make(name, device)
+    before = [tensor.clone() for tensor in tensors]
+    function(*tensors)
+    is_written = [not torch.equal(*pair) for pair in zip(tensors, before, strict=True)]
+    # All of them are mapped, or what is written and the first.
+    for is_mapped in ([True] * len(tensors), [True, *is_written[1:]]):
+        in_dims = [0 if has_entries else None for has_entries in is_mapped]
+        mapped = [
+            torch.stack([it, 0.5 * it if it.is_floating_point() else it]) if dim == 0 else it
+            for it, dim in zip(before, in_dims, strict=True)
+        ]
+        alone = [tensor.clone() for tensor in mapped]
+        out = vmap(function, tuple(in_dims))(*mapped)
+        columns = [it if dim == 0 else [it, it] for it, dim in zip(alone, in_dims, strict=True)]
+        expected = [function(*entry) for entry in zip(*columns, strict=True)]
+        assert torch.equal(out, torch.stack(expected))
+        assert all(map(torch.equal, mapped, alone))

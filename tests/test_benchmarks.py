@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,15 @@ def run_program(
     return done
 
 
+def measure(
+    folder: Path, name: str, *arguments: str | Path, status: int = 0
+) -> tuple[str, dict[str, Any]]:
+    """What a program prints, and the record that it writes into a folder."""
+    path = folder / "record.json"
+    done = run_program(name, *arguments, "--json", path, status=status)
+    return done.stdout, json.loads(path.read_text())
+
+
 def assert_is_png(path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -66,13 +76,12 @@ def assert_is_timing(timing: dict[str, float], runs: int) -> None:
 def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path]:
     """What the quick benchmark prints, the JSON it writes, and the folder of its plots."""
     folder = tmp_path_factory.mktemp("benchmark")
-    done = run_program(
-        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
+    printed, content = measure(
+        folder, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
         "--methods", "zoh", "bilinear", "--variants", "plain", "complex", "--runs", "3",
-        "--threads", "1", "2", "--host-calls", "20", "--json", folder / "rows.json",
-        "--plot", folder / "cpu",
+        "--threads", "1", "2", "--host-calls", "20", "--plot", folder / "cpu",
     )  # fmt: skip
-    return done.stdout, json.loads((folder / "rows.json").read_text()), folder
+    return printed, content, folder
 
 
 with_quick_run = pytest.mark.xdist_group("quick_run")  # one process runs it for all of them
@@ -161,26 +170,24 @@ def test_benchmark_prints_tables_and_draws_plots(quick_run):
 
 
 def test_benchmark_takes_sizes_as_a_shape(tmp_path):
-    path = tmp_path / "rows.json"
-    run_program(
-        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes", "2,6,33,5,3",
-        "--dtype", "bfloat16", "--variants", "constant", "channel-last", "reverse",
-        "--host-calls", "0", "--reference-runs", "0", "--json", path,
+    _, content = measure(
+        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes",
+        "2,6,33,5,3", "--dtype", "bfloat16", "--variants", "constant", "channel-last", "reverse",
+        "--host-calls", "0", "--reference-runs", "0",
     )  # fmt: skip
-    rows = json.loads(path.read_text())["rows"]
+    rows = content["rows"]
     assert {tuple(row["sizes"]) for row in rows} == {(2, 6, 33, 5, 3)}
     assert {row["variant"] for row in rows} == {"constant", "channel-last", "reverse"}
     assert {row["which"] for row in rows} == {"forward"}
 
 
 def test_benchmark_compares_layouts(tmp_path):
-    path = tmp_path / "rows.json"
-    run_program(
-        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes", "1,8,16,2",
-        "--dtype", "float32", "--layouts", "--threads", "1", "--host-calls", "0",
-        "--reference-runs", "0", "--json", path,
+    _, content = measure(
+        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes",
+        "1,8,16,2", "--dtype", "float32", "--layouts", "--threads", "1", "--host-calls", "0",
+        "--reference-runs", "0",
     )  # fmt: skip
-    plain, *others = json.loads(path.read_text())["rows"]
+    plain, *others = content["rows"]
     assert plain["variant"] == "plain"
     assert len({row["variant"] for row in others}) == 15
     for row in others:
@@ -189,11 +196,10 @@ def test_benchmark_compares_layouts(tmp_path):
 
 
 def test_cliffs(tmp_path):
-    run_program(
-        "benchmark_selective_scan.py", "--cliffs", "--device", "cpu", "--quick", "--backward",
-        "--json", tmp_path / "rows.json", "--plot", tmp_path / "cpu",
+    _, content = measure(
+        tmp_path, "benchmark_selective_scan.py", "--cliffs", "--device", "cpu", "--quick",
+        "--backward", "--plot", tmp_path / "cpu",
     )  # fmt: skip
-    content = json.loads((tmp_path / "rows.json").read_text())
     assert content["failures"] == []
     assert {row["which"] for row in content["rows"]} == {"forward", "backward"}
     for row in content["rows"]:
@@ -205,12 +211,11 @@ def test_cliffs(tmp_path):
 
 
 def test_users(tmp_path, device):
-    done = run_program(
-        "benchmark_selective_scan.py", "--users", "--device", device, "--quick", "--only",
+    printed, content = measure(
+        tmp_path, "benchmark_selective_scan.py", "--users", "--device", device, "--quick", "--only",
         "vim-small$|vim-small fp16|N=2$|transformers|layers-512|130m token$",
-        "--json", tmp_path / "rows.json", "--plot", tmp_path / "small",
+        "--plot", tmp_path / "small",
     )  # fmt: skip
-    content = json.loads((tmp_path / "rows.json").read_text())
     assert content["failures"] == []
     rows = content["rows"]
     names = ("vim-small", "vim-small fp16", "s-d-mamba N=2", "transformers 130m padded",
@@ -223,7 +228,7 @@ def test_users(tmp_path, device):
     ]
     for row in rows:
         assert row["time"]["runs"] == 3
-        assert row["name"] in done.stdout
+        assert row["name"] in printed
         assert row["error"] is None if row["kind"] == "token" else 0 < row["error"] < 2e-2
         ratio = row["peer_ms"] and pytest.approx(row["peer_ms"] / row["time"]["median"])
         assert row["speedup_over_peer"] == ratio
@@ -233,12 +238,11 @@ def test_users(tmp_path, device):
 
 
 def test_benchmark_measures_the_other_operators(tmp_path):
-    done = run_program(
-        "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward", "--operators",
-        "diagonal", "adaptive_unitary", "--runs", "3", "--threads", "2", "--json",
-        tmp_path / "rows.json", "--plot", tmp_path / "cpu",
+    printed, content = measure(
+        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
+        "--operators", "diagonal", "adaptive_unitary", "--runs", "3", "--threads", "2",
+        "--plot", tmp_path / "cpu",
     )  # fmt: skip
-    content = json.loads((tmp_path / "rows.json").read_text())
     assert content["failures"] == content["host_overhead"] == []
     rows = content["rows"]
     assert {(row["operator"], row["dtype"], row["variant"], row["which"]) for row in rows} == {
@@ -263,7 +267,7 @@ def test_benchmark_measures_the_other_operators(tmp_path):
             values = 3 if row["which"] == "forward" else 5  # a, b, h; or a, h, dh, da, db
             width = 4 if row["dtype"] == "float32" else 2
             assert row["bytes_moved"] == values * width * math.prod(row["sizes"])
-    assert "adaptive_unitary" in done.stdout
+    assert "adaptive_unitary" in printed
     assert_is_png(tmp_path / "cpu_siblings.png")
 
 
@@ -288,11 +292,8 @@ def test_benchmark_refuses_what_is_not_there(monkeypatch, capsys, arguments, sen
 
 
 def test_benchmark_of_full_state_matrices(tmp_path):
-    run_program(
-        "benchmark_matrix_scan.py", "--shapes", "1,4,8,3", "--runs", "2", "--threads", "1",
-        "--json", tmp_path / "matrix.json",
-    )  # fmt: skip
-    rows = json.loads((tmp_path / "matrix.json").read_text())["rows"]
+    sizes = ("--shapes", "1,4,8,3", "--runs", "2", "--threads", "1")
+    rows = measure(tmp_path, "benchmark_matrix_scan.py", *sizes)[1]["rows"]
     assert [row["pass"] for row in rows] == ["forward", "forward + backward"]
     for row in rows:
         assert_is_timing(row["kernels"], 2)
@@ -301,12 +302,11 @@ def test_benchmark_of_full_state_matrices(tmp_path):
 
 
 def test_benchmark_of_the_causal_convolution(tmp_path):
-    done = run_program(
-        "benchmark_causal_conv1d.py", "--device", "cpu", "--shapes", "1,20,40", "--runs", "2",
-        "--threads", "1", "--json", tmp_path / "conv.json",
+    printed, content = measure(
+        tmp_path, "benchmark_causal_conv1d.py", "--device", "cpu", "--shapes", "1,20,40",
+        "--runs", "2", "--threads", "1",
     )  # fmt: skip
-    assert "channel_last" in done.stdout
-    content = json.loads((tmp_path / "conv.json").read_text())
+    assert "channel_last" in printed
     rows = content["rows"]
     assert len(rows) == 2 * 2 * 2
     for row in rows:
@@ -319,13 +319,12 @@ def test_benchmark_of_the_causal_convolution(tmp_path):
 
 
 def test_benchmark_of_a_layer(tmp_path):
-    done = run_program(
-        "benchmark_layer.py", "--device", "cpu", "--shapes", "1,20,16,2", "--runs", "2",
-        "--threads", "1", "--json", tmp_path / "layer.json", "--plot", tmp_path / "layer.png",
+    printed, content = measure(
+        tmp_path, "benchmark_layer.py", "--device", "cpu", "--shapes", "1,20,16,2", "--runs", "2",
+        "--threads", "1", "--plot", tmp_path / "layer.png",
     )  # fmt: skip
-    assert "matrix products" in done.stdout
-    assert (tmp_path / "layer.png").stat().st_size > 0
-    content = json.loads((tmp_path / "layer.json").read_text())
+    assert "matrix products" in printed
+    assert_is_png(tmp_path / "layer.png")
     assert len(content["rows"]) == 2 * 3 * 2
     for row in content["rows"]:
         assert_is_timing(row["time"], 2)
@@ -342,12 +341,12 @@ def test_benchmark_of_a_layer(tmp_path):
 
 
 def test_benchmark_of_packed_sequences(tmp_path):
-    run_program(
-        "benchmark_packed.py", "--device", "cpu", "--sequences", "5", "--mean", "9",
+    _, content = measure(
+        tmp_path, "benchmark_packed.py", "--device", "cpu", "--sequences", "5", "--mean", "9",
         "--longest", "40", "--dim", "8", "--dstate", "2", "--dtype", "float32", "--runs", "2",
-        "--checkpoint-every", "16", "--json", tmp_path / "packed.json",
+        "--checkpoint-every", "16",
     )  # fmt: skip
-    rows = json.loads((tmp_path / "packed.json").read_text())["rows"]
+    rows = content["rows"]
     assert [row["which"] for row in rows] == ["forward"] * 5 + ["train"] * 3
     for row in rows:
         assert_is_timing(row["time_ms"], 2)
@@ -357,11 +356,9 @@ def test_benchmark_of_packed_sequences(tmp_path):
 
 
 def test_benchmark_of_maps(tmp_path):
-    run_program(
-        "benchmark_cross_scan.py", "--device", "cpu", "--batch", "1", "--dim", "768",
-        "--dtype", "float32", "--runs", "2", "--json", tmp_path / "maps.json",
-    )  # fmt: skip
-    rows = json.loads((tmp_path / "maps.json").read_text())["rows"]
+    sizes = ("--batch", "1", "--dim", "768", "--dtype", "float32", "--runs", "2")
+    _, content = measure(tmp_path, "benchmark_cross_scan.py", "--device", "cpu", *sizes)
+    rows = content["rows"]
     assert [row["which"] for row in rows] == ["forward"] * 2 + ["train"] * 2
     for row in rows:
         assert_is_timing(row["time_ms"], 2)
@@ -369,30 +366,27 @@ def test_benchmark_of_maps(tmp_path):
 
 
 def test_benchmark_of_the_state_update(tmp_path):
-    run_program(
-        "benchmark_serving.py", "--device", "cpu", "--batch", "1", "3", "--dim", "8",
+    _, content = measure(
+        tmp_path, "benchmark_serving.py", "--device", "cpu", "--batch", "1", "3", "--dim", "8",
         "--dstate", "2", "--dtype", "float32", "--state", "float32", "--runs", "2",
-        "--threads", "1", "--json", tmp_path / "serving.json", "--plot", tmp_path / "serving.png",
+        "--threads", "1", "--plot", tmp_path / "serving.png",
     )  # fmt: skip
-    rows = json.loads((tmp_path / "serving.json").read_text())["rows"]
+    rows = content["rows"]
     assert [(row["implementation"], row["batch"]) for row in rows] == [
         ("selective_scan", 1), ("selective_scan", 3)
     ]  # fmt: skip
     for row in rows:
         assert_is_timing(row["time_us"], 2)
-    assert (tmp_path / "serving.png").stat().st_size > 0
+    assert_is_png(tmp_path / "serving.png")
 
 
 @pytest.mark.parametrize("vocabulary", ["50", "0"])
 def test_benchmark_of_decoding(vocabulary, tmp_path):
-    run_program(
-        "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",
+    _, content = measure(
+        tmp_path, "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",
         "--vocabulary", vocabulary, "--prompt", "9", "--runs", "2", "--threads", "1",
-        "--json", tmp_path / "decoding.json",
     )  # fmt: skip
-    rows = {
-        row["what"]: row for row in json.loads((tmp_path / "decoding.json").read_text())["rows"]
-    }
+    rows = {row["what"]: row for row in content["rows"]}
     own = {"its products", "its weights, read"}
     assert set(rows) == {"prompt", "token", "token, by parts"} | own
     for row in rows.values():
@@ -404,11 +398,9 @@ def test_benchmark_of_decoding(vocabulary, tmp_path):
 
 
 def test_benchmark_of_denormals(tmp_path):
-    path = tmp_path / "denormals.json"
-    run_program(
-        "benchmark_denormals.py", "--threads", "1", "--runs", "2", "--budget", "1", "--json", path
-    )
-    rows = {row["call"]: row for row in json.loads(path.read_text())["rows"]}
+    few = ("--threads", "1", "--runs", "2", "--budget", "1")
+    _, content = measure(tmp_path, "benchmark_denormals.py", *few)
+    rows = {row["call"]: row for row in content["rows"]}
     assert {"gradient of the last step", "impulse and silence", "decoding step"} <= set(rows)
     for row in rows.values():
         for name in ("ordinary", "denormal", "flushed"):
@@ -471,12 +463,10 @@ def test_ranks_are_set_against_one_of_them(tmp_path):
 
 
 def test_profile_of_the_discretizations(tmp_path):
-    done = run_program(
-        "profile_discretization.py", "--device", "cpu", "--batch", "1", "--dim", "8", "--seqlen",
-        "16", "--dstate", "4", "--n_trials", "3", "--json", tmp_path / "profile.json", "--plot",
-        tmp_path / "profile.png",
+    printed, content = measure(
+        tmp_path, "profile_discretization.py", "--device", "cpu", "--batch", "1", "--dim", "8",
+        "--seqlen", "16", "--dstate", "4", "--n_trials", "3", "--plot", tmp_path / "profile.png",
     )  # fmt: skip
-    content = json.loads((tmp_path / "profile.json").read_text())
     operations = {cost["name"]: cost for cost in content["operations"]}
     assert {"exp", "expm1", "division", "matrix inverse"} <= operations.keys()
     assert operations["exp"]["count"] == 1 * 8 * 16 * 4
@@ -490,18 +480,16 @@ def test_profile_of_the_discretizations(tmp_path):
     for cost in content["operations"] + content["scan"]:
         assert_is_timing(cost["time"], runs=3)
         assert math.isclose(cost["ns_per_unit"] * cost["units_per_s"], 1e9, rel_tol=1e-9)
-    assert "matrix inverse" in done.stdout
-    assert "rk4" in done.stdout
+    assert "matrix inverse" in printed
+    assert "rk4" in printed
     assert_is_png(tmp_path / "profile.png")
 
 
 def test_profile_of_one_part_alone(tmp_path):
-    path = tmp_path / "profile.json"
-    run_program(
-        "profile_discretization.py", "--device", "cpu", "--dim", "4", "--seqlen", "8",
-        "--n_trials", "2", "--profile_ops", "--dtype", "bfloat16", "--json", path,
+    _, content = measure(
+        tmp_path, "profile_discretization.py", "--device", "cpu", "--dim", "4", "--seqlen", "8",
+        "--n_trials", "2", "--profile_ops", "--dtype", "bfloat16",
     )  # fmt: skip
-    content = json.loads(path.read_text())
     assert content["operations"]
     assert not content["scan"]
     assert content["dtype"] == "bfloat16"
@@ -518,12 +506,10 @@ def test_the_anchors_cover_every_shape_that_they_are_for():
 @pytest.mark.slow
 def test_two_revisions_are_timed_in_turns(tmp_path):
     """Here the revision under test with itself: all its results have the same bits."""
-    done = run_program(
-        "compare_revisions.py", PACKAGE, PACKAGE, "--device", "cpu", "--quick", "--rounds", "2",
-        "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive", "--json",
-        tmp_path / "revisions.json",
+    printed, content = measure(
+        tmp_path, "compare_revisions.py", PACKAGE, PACKAGE, "--device", "cpu", "--quick",
+        "--rounds", "2", "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive",
     )  # fmt: skip
-    content = json.loads((tmp_path / "revisions.json").read_text())
     assert content["failures"] == []
     assert content["environment"]["old"] == content["environment"]["new"]
     rows = content["rows"]
@@ -541,17 +527,16 @@ def test_two_revisions_are_timed_in_turns(tmp_path):
         assert row["ratio"] == pytest.approx(row["new_ms"] / row["old_ms"])
         assert len(row["ratios_of_rounds"]) == 2
     assert content["worst"]["ratio"] == max(row["ratio"] for row in rows)
-    assert "median of 10 rows" in done.stdout
+    assert "median of 10 rows" in printed
 
 
 @pytest.mark.slow
 def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
-    done = run_program(
-        "compare_revisions.py", PACKAGE, PACKAGE, "--users", "--device", device, "--quick",
-        "--rounds", "2", "--runs", "3", "--only", "small rl|padded|layers-512|130m token$",
-        "--json", tmp_path / "revisions.json",
+    printed, content = measure(
+        tmp_path, "compare_revisions.py", PACKAGE, PACKAGE, "--users", "--device", device,
+        "--quick", "--rounds", "2", "--runs", "3",
+        "--only", "small rl|padded|layers-512|130m token$",
     )  # fmt: skip
-    content = json.loads((tmp_path / "revisions.json").read_text())
     assert content["failures"] == []
     assert [(row["problem"], row["kind"], row["which"]) for row in content["rows"]] == [
         *(("small rl", "scan", which) for which in PASSES[:2]),
@@ -561,7 +546,7 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
     ]
     assert all(row["same_bits"] for row in content["rows"])
     slower = [row for row in content["rows"] if row["ratio"] > 1.02]
-    summary = done.stdout.partition(f"{len(slower)} rows above 1.02, 0 problems failed")[2]
+    summary = printed.partition(f"{len(slower)} rows above 1.02, 0 problems failed")[2]
     assert len(summary.split("\n")[1:-1]) == len(slower)
     assert all(row["problem"] in summary for row in slower)
 
@@ -571,11 +556,10 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
 def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, status):
     if device == "cuda":
         skip_without_path("streamed")
-    done = run_program(
-        "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs", "3",
-        "--only", "small rl", "--limit", limit, "--json", tmp_path / "paths.json", status=status,
+    printed, content = measure(
+        tmp_path, "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs",
+        "3", "--only", "small rl", "--limit", limit, status=status,
     )  # fmt: skip
-    content = json.loads((tmp_path / "paths.json").read_text())
     assert content["failures"] == []
     assert [(row["name"], row["which"]) for row in content["rows"]] == [
         ("small rl", which) for which in PASSES[:2]
@@ -588,7 +572,7 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, stat
         assert {"floor", "streamed"} <= times.keys()
         assert ("relay" in times) == (device == "cpu" or row["which"] == "forward")
         assert ("dstate1" in times) == (device == "cpu")
-    assert f"{2 * status} of 2 passes above {float(limit)} × the best path" in done.stdout
+    assert f"{2 * status} of 2 passes above {float(limit)} × the best path" in printed
 
 
 def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from layers import error
 from problem import generator
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache
 from selective_scan._discretization import METHODS
@@ -36,12 +37,6 @@ def random_split(name: object, seqlen: int = SEQLEN) -> list[int]:
 
 def by_parts(model: torch.nn.Module, x: torch.Tensor, lengths, cache) -> torch.Tensor:
     return torch.cat([model(part, cache=cache) for part in x.split(lengths, dim=1)], 1)
-
-
-def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, in the Euclidean norm."""
-    actual, expected = actual.double(), expected.double()
-    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
@@ -252,8 +247,9 @@ def test_compiled(backend, lengths, d_conv, device):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_bidirectional_is_refused():
-    model = model_of(bidirectional=True)
+@pytest.mark.parametrize("options", [{}, {"rotary": True}], ids=str)
+def test_bidirectional_is_refused(options):
+    model = model_of(bidirectional=True, d_state=6, **options)
     cache = model_of().allocate_cache(BATCH)
     message = r"^selective_scan: bidirectional must be False where there is a cache, .*, got True$"
     for call in (

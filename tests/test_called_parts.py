@@ -2,7 +2,6 @@
 and other modules in their place, hooks, weights that are tensors of another kind, moved weights."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
 
+from layers import by_steps, error
 from selective_scan import S6, MambaMixer, selective_scan_ref
 from selective_scan.compat.mamba_simple import Mamba
 from test_mamba_mixer import gradients_of
@@ -68,20 +68,10 @@ def results(layer: MambaMixer, x: torch.Tensor) -> list[torch.Tensor]:
         return outs
     with torch.no_grad():
         if isinstance(layer, Mamba):
-            states = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
-            parts = [layer(x[:, :5], inference_params=states)]
-            for states.seqlen_offset in range(5, SEQLEN):
-                step = x[:, states.seqlen_offset : states.seqlen_offset + 1]
-                parts.append(layer(step, inference_params=states))
-        else:
-            cache = layer.allocate_cache(BATCH)
-            parts = [layer(part, cache=cache) for part in x.split([5, 1, 1, SEQLEN - 7], 1)]
-    return [*outs, torch.cat(parts, 1)]
-
-
-def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, in the Euclidean norm."""
-    return ((actual.double() - expected).norm() / expected.norm()).item()
+            return [*outs, by_steps(layer, x, 5)[0]]
+        cache = layer.allocate_cache(BATCH)
+        parts = [layer(part, cache=cache) for part in x.split([5, 1, 1, SEQLEN - 7], 1)]
+        return [*outs, torch.cat(parts, 1)]
 
 
 def check(layer: MambaMixer, x: torch.Tensor, expected: torch.Tensor | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
-from layers import copies_of
+from layers import by_steps, copies_of
 from selective_scan import MambaMixer
 from selective_scan.compat.mamba_simple import Mamba
 
@@ -226,12 +226,9 @@ def test_division_as_vim_spelled_it_first():
 
 def test_a_scale_goes_with_states():
     layer, hidden = make("none", init_layer_scale=0.5), torch.randn(2, 6, 12)
-    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     with torch.no_grad():
-        parts = [layer(hidden[:, :4], inference_params=params)]
-        params.seqlen_offset = 4
-        parts += [layer(hidden[:, t : t + 1], inference_params=params) for t in (4, 5)]
-        torch.testing.assert_close(torch.cat(parts, 1), layer(hidden), rtol=1e-4, atol=1e-5)
+        out, _ = by_steps(layer, hidden, 4)
+        torch.testing.assert_close(out, layer(hidden), rtol=1e-4, atol=1e-5)
         cache = layer.allocate_cache(2)
         out = torch.cat([layer._run(hidden[:, t : t + 3], None, cache, None) for t in (0, 3)], 1)
         torch.testing.assert_close(out, layer(hidden), rtol=1e-4, atol=1e-5)

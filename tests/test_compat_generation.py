@@ -10,8 +10,8 @@ import torch
 
 from language_models import VOCAB, make_model, published_weights, reference_logits
 from layers import copies_of
+from opchecks import Ops
 from selective_scan.compat.generation import DecodingCache, InferenceParams
-from test_plain_stack import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
 
@@ -27,6 +27,14 @@ def make(device="cpu", batch=3) -> tuple[torch.nn.Module, torch.Tensor]:
 def logits_of(model: torch.nn.Module, sequences: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return model(sequences).logits
+
+
+def scored(model: torch.nn.Module, prompts: torch.Tensor, **options) -> tuple[torch.Tensor, ...]:
+    """The sequences that are generated, their scores, and the logits of the whole."""
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    out = model.generate(prompts, LENGTH, **options)
+    logits = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
+    return out.sequences, torch.stack(out.scores, 1), logits
 
 
 @pytest.fixture(params=[False, True], ids=["", "cg"])
@@ -106,23 +114,19 @@ def test_what_the_operator_has_not_goes_through_the_modules(change):
             block.mixer.init_layer_scale = 0.5
             block.mixer.gamma = torch.nn.Parameter(torch.rand(block.mixer.d_model))
         block.mixer.use_fast_path = change != "slow path"
-    prompts = torch.randint(VOCAB, (2, PROMPT))
-    out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True)
-    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
-    torch.testing.assert_close(torch.stack(out.scores, dim=1), expected, rtol=1e-5, atol=1e-5)
+    _, scores, expected = scored(model, torch.randint(VOCAB, (2, PROMPT)))
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_the_logits_of_the_whole(device, cg, dtype):
     model = make_model(device, dtype, published_weights())
     prompts = torch.randint(VOCAB, (2, PROMPT), device=device)
-    out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True, cg=cg)
-    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
+    sequences, scores, expected = scored(model, prompts, cg=cg)
     rounding = 1e-4 if dtype == torch.float32 else 0.1
-    assert len(out.scores) == LENGTH - PROMPT
-    scores = torch.stack(out.scores, 1)
+    assert scores.shape[1] == LENGTH - PROMPT
     assert (scores - expected).norm() <= rounding * expected.norm()
-    assert torch.equal(out.sequences[:, PROMPT:], scores.argmax(-1))
+    assert torch.equal(sequences[:, PROMPT:], scores.argmax(-1))
 
 
 def test_what_is_returned(device):
@@ -141,31 +145,20 @@ def test_what_is_returned(device):
 
 def test_padding_of_the_vocabulary_is_cut(device, cg):
     model, prompts = make(device)
-    out = model.generate(
-        prompts, LENGTH, vocab_size=5, output_scores=True, return_dict_in_generate=True, cg=cg
-    )
-    assert out.scores[0].shape == (3, 5)
-    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1, :5]
-    assert torch.equal(out.sequences[:, PROMPT:], expected.argmax(-1))
+    sequences, scores, expected = scored(model, prompts, vocab_size=5, cg=cg)
+    assert scores[:, 0].shape == (3, 5)
+    assert torch.equal(sequences[:, PROMPT:], expected[..., :5].argmax(-1))
 
 
 @pytest.mark.parametrize("taught", [PROMPT - 2, PROMPT + 4, LENGTH + 3])
 def test_a_teacher_is_followed(device, cg, taught):
     model, prompts = make(device)
     teacher = torch.randint(VOCAB, (3, taught), device=device)
-    out = model.generate(
-        prompts,
-        LENGTH,
-        teacher_outputs=teacher,
-        output_scores=True,
-        return_dict_in_generate=True,
-        cg=cg,
-    )
-    sequences, free = out.sequences, max(taught, PROMPT)
+    sequences, scores, expected = scored(model, prompts, teacher_outputs=teacher, cg=cg)
+    free = max(taught, PROMPT)
     assert sequences.shape == (3, LENGTH)
     assert torch.equal(sequences[:, PROMPT:taught], teacher[:, PROMPT:LENGTH])
-    expected = logits_of(model, sequences)[:, PROMPT - 1 : -1]
-    torch.testing.assert_close(torch.stack(out.scores, 1), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
     assert torch.equal(sequences[:, free:], expected[:, free - PROMPT :].argmax(-1))
 
 
@@ -193,17 +186,9 @@ def test_the_end_is_where_all_rows_end(device, cg):
 def test_repetition_penalty(device, cg):
     model, prompts = make(device)
     penalty = 1.7
-    out = model.generate(
-        prompts,
-        LENGTH,
-        repetition_penalty=penalty,
-        output_scores=True,
-        return_dict_in_generate=True,
-        cg=cg,
-    )
-    expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1].cpu()
-    torch.testing.assert_close(torch.stack(out.scores, 1).cpu(), expected, rtol=1e-9, atol=1e-9)
-    for row, logits in zip(out.sequences.tolist(), expected.tolist(), strict=True):
+    sequences, scores, expected = scored(model, prompts, repetition_penalty=penalty, cg=cg)
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
+    for row, logits in zip(sequences.tolist(), expected.tolist(), strict=True):
         for end, scores in enumerate(logits, start=PROMPT):
             for token in set(row[:end]):
                 scores[token] *= penalty if scores[token] < 0 else 1 / penalty

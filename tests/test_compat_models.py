@@ -21,12 +21,9 @@ from language_models import (
     published_weights,
     reference_logits,
 )
+from layers import error
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
-
-
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((actual.double() - expected).norm() / expected.norm()).item()
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -41,7 +38,7 @@ def test_published_weights_load_strictly(device, dtype):
     assert logits.dtype == dtype
     # residual_in_fp32 rounds what is float64 otherwise.
     rounding = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-6}[dtype]
-    assert relative_error(logits.cpu(), reference_logits(weights, tokens)) < rounding
+    assert error(logits.cpu(), reference_logits(weights, tokens)) < rounding
     for name in ("A_log", "D"):
         parameter = getattr(model.backbone.layers[1].mixer, name)
         assert torch.equal(parameter.cpu().float(), weights[f"backbone.layers.1.mixer.{name}"])
@@ -76,9 +73,9 @@ def test_kinds_of_blocks(rms_norm, fused, d_intermediate, device):
     tokens = torch.randint(VOCAB, (2, 9))
     weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
     expected = reference_logits(weights, tokens)
-    assert relative_error(model(tokens.to(device)).logits.cpu(), expected) < 1e-12
+    assert error(model(tokens.to(device)).logits.cpu(), expected) < 1e-12
     last = model(tokens.to(device), num_last_tokens=2).logits
-    assert relative_error(last.cpu(), expected[:, -2:]) < 1e-12
+    assert error(last.cpu(), expected[:, -2:]) < 1e-12
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -176,7 +173,7 @@ def test_packed_sequences_train_as_each_alone(device):
     gradients = torch.autograd.grad((packed * targets).sum(), model.parameters())
     torch.testing.assert_close(packed, alone, rtol=1e-9, atol=1e-9)
     for gradient, other in zip(gradients, expected, strict=True):
-        assert relative_error(gradient, other) < 1e-9
+        assert error(gradient, other) < 1e-9
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     with pytest.raises(ValueError, match="cu_seqlens must be None where inference_params is given"):
         model(texts[0], inference_params=params, cu_seqlens=boundaries)

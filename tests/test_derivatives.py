@@ -1,13 +1,16 @@
-"""Forward mode, which the operators refuse with a sentence."""
+"""Derivatives that operators refuse with a sentence: forward mode, and any of what is written in
+place."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
+import operator_calls
 import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+from gpu_kernels import has_step
 
 OPERATORS = ("selective_scan", "diagonal_scan", "adaptive_unitary_scan")
 
@@ -60,3 +63,58 @@ def test_forward_mode_of_ops_refuses(requires_grad, device):
             with pytest.raises(RuntimeError, match="is not supported by the kernels"):
                 op(dual, *others)
             op(a, *others)
+
+
+# --- what is written in place ---------------------------------------------------------------------
+
+
+OPS = {
+    "update": "selective_state_update",
+    "convolution's update": "causal_conv1d_update",
+    "prefill": "selective_scan_prefill",
+    "convolution over a pool": "causal_conv1d_prefill",
+    "step": "s6_step",
+}
+
+
+@pytest.fixture(params=operator_calls.IN_PLACE)
+def call_in_place(request, device):
+    """(the op's name, function, its tensors)."""
+    if request.param == "step" and device == "cuda" and not has_step():
+        pytest.skip("the GPU lacks the kernel of a step through layers")
+    name = OPS[request.param.removesuffix(" into a tensor")]
+    return name, *operator_calls.make(request.param, device)
+
+
+def test_what_is_written_in_place_has_no_derivative(call_in_place):
+    name, function, tensors = call_in_place
+    refusal = rf"^selective_scan: {name} has no derivative; call it under torch\.no_grad\(\)$"
+    for i, tensor in enumerate(tensors):
+        if not tensor.is_floating_point():
+            continue
+        tensor.requires_grad_()
+        with pytest.raises(RuntimeError, match=refusal):
+            function(*tensors)
+        with torch.no_grad():
+            result = function(*tensors)
+        assert result is tensor or not result.requires_grad
+        tensor.requires_grad_(False)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(tensor, torch.ones_like(tensor))
+            with pytest.raises(RuntimeError, match="forward-mode differentiation is not supported"):
+                function(*tensors[:i], dual, *tensors[i + 1 :])
+
+
+def test_what_a_graph_has_saved_is_not_changed_in_place_without_a_word(call_in_place):
+    _, function, tensors = call_in_place
+    before = [tensor.clone() for tensor in tensors]
+    weight = torch.ones((), device=tensors[0].device, requires_grad=True)
+    products = [weight * tensor for tensor in tensors]
+    with torch.no_grad():
+        function(*tensors)
+    changed = [not torch.equal(*pair) for pair in zip(tensors, before, strict=True)]
+    assert any(changed)
+    for product, is_changed in zip(products, changed, strict=True):
+        if is_changed:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()

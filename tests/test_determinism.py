@@ -1,10 +1,21 @@
 """The backward pass gives the same bits on every run, with any number of threads."""
 
+import itertools
+
 import pytest
 import torch
 
-from problem import METHODS, Case, assert_same_bits, run
-from selective_scan import selective_scan_fn
+import test_dstate1 as dstate1
+import test_narrow as narrow
+import test_own_projections as own_projections
+import test_prompt as prompt
+import test_relay as relay
+import test_slices as slices
+import test_streamed_backward as streamed_backward
+import test_streamed_segments as streamed_segments
+from problem import Case, assert_same_bits, check_repeatable, run
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # Many channels to a group, so that there is something to add up in an arbitrary order.
 CASES = [
@@ -35,11 +46,46 @@ CASES += [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+# Shapes that different CUDA kernels take.
+OF_PATHS = [
+    *(relay.BASE.with_(seqlen=1500), relay.WIDE, relay.LONG, prompt.BASE),
+    *(
+        base.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
+        for base, dtype in itertools.product((dstate1.BASE, dstate1.COMPLEX), FLOATS)
+    ),
+    *(dstate1.FEW.with_(seqlen=1032, dtype=dtype) for dtype in FLOATS),
+    *(own_projections.BASE.with_(dim=40, groups=40, seqlen=520, dtype=dtype) for dtype in FLOATS),
+    *(
+        Case(dim=40, seqlen=128, dtype=torch.bfloat16, B=B, C=C)
+        for B, C in (("constant", "grouped"), ("grouped", "constant"))
+    ),
+]
+# These in sizes that would take a CPU long.
+ON_CUDA = [
+    *streamed_segments.KINDS.values(),
+    *(
+        kind.with_(seqlen=500, dtype=dtype, layout=layout)
+        for kind, dtype, layout in itertools.product(
+            streamed_backward.KINDS.values(), FLOATS[::2], ("contiguous", "channel_last")
+        )
+    ),
+    *(
+        narrow.BASE.with_(dtype=torch.float16, seqlen=seqlen, dstate=dstate)
+        for seqlen, dstate in itertools.product((72, 49), (1, 2, 8))
+    ),
+    *(slices.SLICES[1], slices.SLICES[8], *slices.COPIES[:2]),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *OF_PATHS], ids=str)
 def test_runs_agree_bit_by_bit(case, device):
-    first = run(case, device)
-    for _ in range(4):
-        assert_same_bits(first, run(case, device))
+    check_repeatable(case, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", ON_CUDA, ids=str)
+def test_runs_of_streamed_and_other_kernels_agree_bit_by_bit(case, cuda_device):
+    check_repeatable(case, cuda_device)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -55,35 +101,3 @@ def test_the_deterministic_mode_changes_nothing(case, device):
         assert_same_bits(expected, run(case, device))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["float32", "float64", "complex64"])
-def test_a_channel_does_not_change_its_neighbours(method, kind):
-    # The CPU kernels exponentiate vectors of channels with less work where no exponent is large.
-    torch.manual_seed(0)
-    dtype = torch.float64 if kind == "float64" else torch.float32
-    batch, dim, dstate, seqlen, wild = 2, 20, 6, 70, 5
-    u, delta, dout = torch.randn(3, batch, dim, seqlen, dtype=dtype)
-    delta = delta.abs()
-    A = -torch.rand(dim, dstate, dtype=dtype) - 0.1
-    B, C = torch.randn(2, batch, dstate, seqlen, dtype=dtype)
-    if kind == "complex64":
-        A, B, C = (torch.complex(x, torch.rand_like(x)) for x in (A, B, C))
-
-    def scan(delta):
-        leaves = [x.clone().requires_grad_() for x in (u, delta, A)]
-        out = selective_scan_fn(*leaves, B, C, discretization_method=method)
-        du, ddelta, dA = torch.autograd.grad(out, leaves, dout)
-        return {"out": out, "du": du, "ddelta": ddelta, "dA": dA[None]}
-
-    expected = scan(delta)
-    delta = delta.clone()
-    delta[:, wild, 40:44] = 1e4
-    others = [channel for channel in range(dim) if channel != wild]
-    found = scan(delta)
-    assert not torch.equal(found["out"][:, wild], expected["out"][:, wild])
-    assert_same_bits(
-        {name: x[:, others] for name, x in expected.items()},
-        {name: x[:, others] for name, x in found.items()},
-    )

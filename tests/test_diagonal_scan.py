@@ -229,16 +229,6 @@ def test_what_an_unstable_system_does_to_nothing(rows, layout, pole, device):
     torch.testing.assert_close(*results)
 
 
-def test_autocast_casts_nothing(device):
-    inputs = make(Case(), device)
-    expected = diagonal_scan_fn(**inputs)
-    with torch.autocast(device, BF16):
-        for function in (diagonal_scan_fn, diagonal_scan_ref):
-            actual = function(**inputs)
-            assert actual.dtype == F32
-            torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize("seqlen", [65536, 2**20 + 3])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_long_rows_against_scipy(seqlen, dtype, device):
@@ -335,22 +325,6 @@ def test_opcheck(case, device):
     torch.library.opcheck(
         ops.diagonal_scan_bwd, (*arguments, initial, case.reverse, None, b.is_complex())
     )
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic, device):
-    def loss(a, b):
-        return diagonal_scan_fn(torch.sigmoid(a), b, reverse=True).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for seqlen in (33, 65):
-        a = torch.randn(4, 1, device=device, requires_grad=True)
-        b = torch.randn(2, 4, seqlen, device=device, requires_grad=True)
-        expected, actual = loss(a, b), compiled(a, b)
-        torch.testing.assert_close(actual, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(actual, (a, b)), torch.autograd.grad(expected, (a, b))
-        )
 
 
 # --- CUDA alone -----------------------------------------------------------------------------------

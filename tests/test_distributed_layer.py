@@ -1,14 +1,13 @@
 """The layer over several ranks, as one operator, gives what it gives on one device."""
 
 import contextlib
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from opchecks import opcheck_forward
-from ranks import Ranks, usable
+from ranks import Ranks, lose_the_last, usable
 from selective_scan import S6, distributed
 from selective_scan._mamba_operators import MAMBA_INNER
 
@@ -169,14 +168,8 @@ def lose_a_rank(group, tensors: dict) -> str | None:
     """What is raised in a layer where the last rank is not there any more."""
     from selective_scan.distributed._mamba_inner import MAMBA_INNER_OF_RANKS
 
-    dist.barrier(group)
-    if dist.get_rank(group) == dist.get_world_size(group) - 1:
-        os._exit(1)
-    try:
-        MAMBA_INNER_OF_RANKS(*arguments_of(tensors, {}), group.group_name)
-    except RuntimeError as error:
-        return str(error)
-    return None
+    arguments = (*arguments_of(tensors, {}), group.group_name)
+    return lose_the_last(group, lambda: MAMBA_INNER_OF_RANKS(*arguments))
 
 
 def test_a_collective_that_fails_is_told(tmp_path):

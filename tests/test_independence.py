@@ -42,6 +42,7 @@ NEIGHBOURS = {
     **{f"{name}={value}": set_entry(name, value)
        for name in ("u", "delta", "z") for value in (math.nan, math.inf, -math.inf, 1e30)},
     **{f"A={value}": set_row("A", value) for value in (math.nan, -math.inf, -1e30, -1e-30, 0.0)},
+    "D=nan": set_row("D", math.nan),
     "huge steps": scale_steps(1e4),
     "tiny steps": scale_steps(1e-8),
     "no steps": scale_steps(0.0),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from cases import Axes
 from problem import Error, assert_accurate, assert_same_bits, generator, lay_out, plain_solutions
-from selective_scan import S6, mamba_inner_fn, mamba_inner_ref
+from selective_scan import mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan.mamba_inner import _rms_norm
 
@@ -267,32 +267,7 @@ def test_autocast_leaves_doubles_alone(device):
         assert mamba_inner_ref(**tensors).dtype == torch.float64
 
 
-# --- S6, the norm, layouts ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_layer_of_s6(bidirectional, device):
-    model = S6(8, 4, bidirectional=bidirectional, device=device)
-    (layer,) = model.layers
-    names = ("conv1d", "x_proj", "dt_proj", "out_proj", "in_proj")
-    mixer = layer if hasattr(layer, "conv1d") else layer.mixer
-    conv, x_proj, dt_proj, out_proj, in_proj = (getattr(mixer, name) for name in names)
-    hidden = torch.randn(2, 20, 8, device=device)
-    xz = in_proj(layer.norm(hidden)).transpose(1, 2)
-    out = mamba_inner_fn(
-        xz,
-        conv.weight,
-        conv.bias,
-        x_proj.weight,
-        dt_proj.weight,
-        out_proj.weight,
-        None,
-        -mixer.A_log.exp(),
-        D=mixer.D,
-        delta_bias=dt_proj.bias,
-        bidirectional=bidirectional,
-    )
-    torch.testing.assert_close(hidden + out, layer(hidden))
+# --- the norm, layouts ----------------------------------------------------------------------------
 
 
 def test_the_norm():

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.func import functional_call, grad, vmap
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -224,20 +223,6 @@ def test_activation_checkpointing(use_reentrant, device):
     torch.testing.assert_close(x.grad, x_grad)
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[f"model.{name}"], gradient)
-
-
-def test_gradients_of_each_sample(device):
-    model = S6(DIM, device=device)
-    parameters = dict(model.named_parameters())
-    x = sequence(device)
-
-    def loss(parameters, x):
-        return functional_call(model, parameters, (x[None],)).square().mean()
-
-    each = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
-    for i in range(BATCH):
-        for name, gradient in gradients_of(model, x[i : i + 1]).items():
-            torch.testing.assert_close(each[name][i], gradient, rtol=1e-4, atol=1e-5)
 
 
 # --- several processes, of which one will do ------------------------------------------------------

@@ -173,6 +173,11 @@ def test_what_is_no_model_is_refused():
             {"discretization_method": "foh"},
             "discretization_method must be 'zoh' for Mamba, got 'foh'",
         ),
+        (
+            {"discretization_method": "trapezoid"},
+            "discretization_method must be 'zoh' for Mamba, got 'trapezoid'",
+        ),
+        ({"rotary": True}, "rotary must be False for Mamba, got True"),
         ({"dt_soft_plus": False}, "dt_soft_plus must be True for Mamba, got False"),
         ({"dt_proj_bias": False}, "dt_proj_bias must be True for Mamba, got False"),
     ],

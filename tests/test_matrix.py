@@ -123,6 +123,13 @@ def pairs():
             yield base.with_(method=method, input_delta=torch.bfloat16, reverse=True, **NOTHING)
             yield base.with_(method=method, delta_softplus=False, delta_bias=False)
             yield base.with_(method=method, dstate=7, initial_state=False)
+        for B, C in (("constant", "grouped"), ("grouped", "constant")):
+            one = base.with_(B=B, C=C, dtype=torch.bfloat16, seqlen=127)
+            yield from (one, one.with_(dtype=torch.float16), one.with_(dstate=20, dim=40))
+            yield one.with_(projection_dtype=torch.float32, z=False)
+            yield one.with_(dim=37, groups=1, seqlen=96, initial_state=False)
+            yield one.with_(layout="channel_last", layout_of=("B", "C"), seqlen=128)
+            yield one.with_(batch=1, seqlen=2048)
         for groups, kind in itertools.product((1, 2, 6), kinds(base.complex)[2:]):
             yield base.with_(groups=groups, B=kind, C="constant", dstate=8)
             yield base.with_(groups=groups, B="constant", C=kind, reverse=True)

@@ -40,6 +40,7 @@ def test_what_is_saved_for_backward(case, device):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         outputs = selective_scan_fn(**inputs, **make(case).options, return_last_state=True)
+    assert len(saved) == len(inputs) + 1
     new = {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in known}
     for tensor in outputs:
         assert tensor.data_ptr() not in new, "outputs are recomputed, not saved"

@@ -1,6 +1,5 @@
 """The operators in ONNX: what onnxruntime computes, against the references in float64."""
 
-import subprocess
 import sys
 
 import pytest
@@ -417,15 +416,6 @@ def test_a_missing_package_is_named(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"needs the package {package}; pip install onnx"):
         export(S6(8), (torch.randn(1, 3, 8),))
-
-
-def test_nothing_of_onnx_is_imported_before_it_is_wanted():
-    code = (
-        "import sys, selective_scan, selective_scan.onnx\n"
-        "print(*{'onnx', 'onnxscript', 'onnx_ir'} & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
 def test_decompose_leaves_the_program_and_pytorchs_operators(normal):

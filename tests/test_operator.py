@@ -17,18 +17,9 @@ from selective_scan._selective_scan import SELECTIVE_SCAN
 from selective_scan._table import Option, Table, TensorArgument
 from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
 from selective_scan.diagonal_scan import DIAGONAL_SCAN
+from test_compile import MINIMAL
 
 OPERATORS = (SELECTIVE_SCAN, DIAGONAL_SCAN, _ADAPTIVE_UNITARY_SCAN)
-MINIMAL = problem.Case(
-    dim=4,
-    seqlen=70,
-    dstate=3,
-    D=False,
-    z=False,
-    delta_bias=False,
-    initial_state=False,
-    delta_softplus=False,
-)
 
 
 # --- a new operator -------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ from selective_scan import (
     selective_scan_fn,
     selective_scan_ref,
 )
+from test_mamba_inner import BASE as LAYER
+from test_mamba_inner import run, tensors_of
 
 F64 = torch.float64
 
@@ -210,13 +212,6 @@ def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device)
 # --- bad boundaries -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 131), (2**40,)])
-def test_boundaries_that_do_not_rise_are_refused(bounds):
-    case = BASE.with_(cu_seqlens=bounds, initial_state=False)
-    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
-        selective_scan_fn(**inputs_on(case, "cpu"), **make(case).options)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", BAD_BOUNDS)
@@ -337,35 +332,14 @@ def test_what_takes_no_packed_sequences():
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_mamba_inner(bidirectional, device):
-    dim, rank, dstate, d_model = 6, 2, 3, 5
-    shapes = {
-        "xz": (1, 2 * dim, 50),
-        "conv1d_weight": (dim, 1, 4),
-        "conv1d_bias": (dim,),
-        "x_proj_weight": (rank + 2 * dstate, dim),
-        "delta_proj_weight": (dim, rank),
-        "out_proj_weight": (d_model, dim),
-        "out_proj_bias": (d_model,),
-        "A": (dim, dstate),
-    }
-    tensors = {
-        name: torch.randn(shape, dtype=F64, device=device).requires_grad_()
-        for name, shape in shapes.items()
-    }
-    tensors["A"] = (-tensors["A"].detach().abs()).requires_grad_()
-    options = {
-        "cu_seqlens": torch.tensor([2, 9, 9, 45], device=device, dtype=torch.int32),
-        "bidirectional": bidirectional,
-    }
+    case = LAYER.with_(batch=1, seqlen=50, dtype=F64)
+    bounds = torch.tensor([2, 9, 9, 45], device=device, dtype=torch.int32)
+    case = case.with_(options=(("cu_seqlens", bounds), ("bidirectional", bidirectional)))
+    tensors, cotangent = tensors_of(case, device), torch.randn(1, 50, case.d_model, dtype=F64)
     actual, expected = (
-        function(**tensors, **options) for function in (mamba_inner_fn, mamba_inner_ref)
+        run(function, case, tensors, cotangent) for function in (mamba_inner_fn, mamba_inner_ref)
     )
     torch.testing.assert_close(actual, expected)
-    cotangent = torch.randn_like(actual)
-    torch.testing.assert_close(
-        torch.autograd.grad(actual, [*tensors.values()], cotangent),
-        torch.autograd.grad(expected, [*tensors.values()], cotangent),
-    )
 
 
 # --- on a GPU -------------------------------------------------------------------------------------

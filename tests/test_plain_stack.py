@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_kernels import has_step
+from layers import error
+from opchecks import Ops
 from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
 from selective_scan.cache import MixerCache
@@ -40,19 +41,6 @@ def steps_of(model: nn.Module, batch: int, steps: int) -> torch.Tensor:
     return torch.randn(batch, steps, DIM, dtype=weight.dtype, device=weight.device)
 
 
-class Ops(TorchDispatchMode):
-    """Counts the library's ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "selective_scan":
-            self.names.append(function._opname)
-        return function(*args, **(kwargs or {}))
-
-
 def ops_of(model: nn.Module, x: torch.Tensor, cache: object) -> list[str]:
     with Ops() as ops:
         model(x, cache=cache)
@@ -66,12 +54,6 @@ def through_modules(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear | nn.RMSNorm):
             module.register_forward_hook(lambda *_: None)
     return exact
-
-
-def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, in the Euclidean norm."""
-    actual, expected = actual.double(), expected.double()
-    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import selective_scan._plain_stack as plain_stack
+from opchecks import Ops
 from selective_scan import S6, S6Cache
 from selective_scan._ops import ops
 from selective_scan._prepared_step import PreparedStep
-from test_plain_stack import BATCH, DIM, F32, HALF, Ops, model_of, steps_of, tensors_of
+from test_plain_stack import BATCH, DIM, F32, HALF, model_of, steps_of, tensors_of
 
 pytestmark = pytest.mark.usefixtures("no_gradients", "step_kernel")
 

@@ -5,7 +5,7 @@ import torch
 
 import test_capabilities as capabilities
 from gpu_kernels import skip_without_path
-from problem import METHODS, Case, check, check_repeatable, check_results, inputs_on, options_on
+from problem import METHODS, Case, check, check_results, inputs_on, options_on
 from selective_scan import selective_scan_fn
 
 # Short enough for the plan to choose these kernels, whatever the number of channels.
@@ -91,7 +91,3 @@ def test_outputs_and_gradients(case, device):
 def test_outputs_of_other_calls(cuda_device):
     skip_without_path("prompt")
     capabilities.run_on_path("prompt", "import test_prompt; test_prompt.check_others()")
-
-
-def test_runs_agree_bit_by_bit(device):
-    check_repeatable(BASE, device)

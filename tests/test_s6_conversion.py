@@ -6,6 +6,7 @@ from torch import nn
 
 from layers import copies_of
 from selective_scan import S6, mamba_inner_fn
+from test_s6 import KINDS
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -142,8 +143,9 @@ def test_copies(device):
         other.load_state_dict(model.state_dict() | {"layers.1.A_negexp": torch.zeros(16, 16)})
 
 
-def test_state_dict_round_trip():
-    model, other = S6(8, depth=2), S6(8, depth=2)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_state_dict_round_trip(options):
+    model, other = S6(8, depth=2, **options), S6(8, depth=2, **options)
     other.load_state_dict(model.state_dict())
     x = torch.randn(2, 9, 8)
     assert torch.equal(other(x), model(x))

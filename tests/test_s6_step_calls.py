@@ -3,12 +3,10 @@ it."""
 
 import pytest
 import torch
-from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import (
     REAL,
-    assert_change_is_seen,
     assert_refused,
     compiled_with_graphs,
     ones,
@@ -16,7 +14,7 @@ from cases import (
 from opchecks import in_order
 from refusals import Way, by_op, outcome_of
 from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
-from test_s6_step import BASE, copy_of, make, states_of
+from test_s6_step import BASE, assert_same_states, copy_of, make, states_of
 
 pytestmark = pytest.mark.usefixtures("step_kernel")
 
@@ -177,8 +175,7 @@ def test_indices_of_no_slot_change_nothing():
     for way in ("function", "reference", "op"):
         message = "state_batch_indices must be less than slots = 3, got 3"
         assert_all_refused(way, [(arguments, message)])
-    for state, expected in zip(states_of(arguments), states_of(before), strict=True):
-        assert torch.equal(state, expected)
+    assert_same_states(arguments, before)
 
 
 def test_a_workspace_that_is_too_small():
@@ -187,30 +184,6 @@ def test_a_workspace_that_is_too_small():
     for way in ("function", "op"):
         with pytest.raises(RuntimeError, match=r"workspace must have at least \d+ bytes, got 100$"):
             WAYS[way](arguments | {"workspace": workspace})
-
-
-def test_there_is_no_derivative(device):
-    arguments = make(BASE, device)
-    arguments["stack"].x_proj[1].requires_grad_()
-    message = "s6_step has no derivative; call it under torch.no_grad()"
-    assert_refused(s6_step, arguments, message)
-    with torch.no_grad():
-        assert not s6_step(**arguments).requires_grad
-    arguments = make(BASE, device)
-    with forward_ad.dual_level():
-        stack = arguments["stack"]
-        dual = forward_ad.make_dual(stack.D[1], torch.ones_like(stack.D[1]))
-        with pytest.raises(RuntimeError, match="forward-mode differentiation is not supported"):
-            s6_step(**arguments | {"stack": stack._replace(D=[stack.D[0], dual])})
-
-
-@pytest.mark.parametrize("name", ["conv_state", "state"])
-def test_changes_are_seen_by_a_graph(name, device):
-    arguments = make(BASE, device)
-    changed_state = getattr(arguments["stack"], name)[1]
-    assert_change_is_seen(
-        lambda state, **others: s6_step(**others), arguments | {"state": changed_state}, "state"
-    )
 
 
 # --- as PyTorch sees it ---------------------------------------------------------------------------
@@ -251,8 +224,7 @@ def test_compiles_for_changing_batches(device):
         arguments = make(BASE.with_(batch=batch), device)
         copy = copy_of(arguments)
         assert torch.equal(compiled(**copy), s6_step(**arguments))
-        for state, expected in zip(states_of(copy), states_of(arguments), strict=True):
-            assert torch.equal(state, expected)
+        assert_same_states(copy, arguments)
     assert len(graphs) == 1
 
 
@@ -270,28 +242,7 @@ def test_exports(device):
     ]
     exported = torch.export.export(Step(), given[0]).module()
     assert torch.equal(exported(*given[0]), Step()(*given[1]))
-    for state, expected in zip(states_of(arguments), states_of(copy), strict=True):
-        assert torch.equal(state, expected)
-
-
-def test_mapped_calls_are_called_for_each_entry(device):
-    arguments = make(BASE.with_(layers=1), device)
-    hidden = torch.randn(3, *arguments["hidden"].shape, device=device)
-    stack = arguments["stack"]
-    mapped = stack._replace(
-        **{name: [torch.stack([getattr(stack, name)[0]] * 3)] for name in ("conv_state", "state")}
-    )
-
-    def step(hidden, conv_state, state):
-        of_entry = stack._replace(conv_state=[conv_state], state=[state])
-        return s6_step(**arguments | {"hidden": hidden, "stack": of_entry})
-
-    out = torch.func.vmap(step)(hidden, mapped.conv_state[0], mapped.state[0])
-    for i in range(3):
-        own = copy_of(arguments)
-        assert torch.equal(s6_step(**own | {"hidden": hidden[i]}), out[i])
-        assert torch.equal(own["stack"].state[0], mapped.state[0][i])
-        assert torch.equal(own["stack"].conv_state[0], mapped.conv_state[0][i])
+    assert_same_states(arguments, copy)
 
 
 def test_flops_are_two_for_each_weight(device):

@@ -7,6 +7,7 @@ import torch
 
 import oracle
 import problem
+import test_state_gradient as state_gradient
 from problem import METHODS, Case
 
 BASE = Case()
@@ -70,19 +71,10 @@ def test_methods(device, method, is_complex, dtype):
 CASES = [
     *(BASE.with_(method=method, input_delta=torch.float32) for method in METHODS),
     BASE.with_(input_delta=torch.bfloat16, complex=True, reverse=True),
-    BASE.with_(reverse=True),
-    BASE.with_(B="constant", C="constant"),
-    BASE.with_(B="shared", C="constant", complex=True),
-    BASE.with_(B="packed", C="packed_grouped", groups=1, complex=True, reverse=True),
-    BASE.with_(delta_bias=False, delta_softplus=False),
-    BASE.with_(dtype=torch.bfloat16),
+    *state_gradient.CASES,
+    BASE.with_(seqlen=32),
     BASE.with_(layout="channel_last", dim=64, seqlen=256),
-    BASE.with_(dstate=1),
     BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030, decay=1e-2),  # in slices
-    *(BASE.with_(seqlen=seqlen) for seqlen in (1, 2, 31, 32, 33, 64)),
-    # Segments of time, as the lanes of a vector or one after the other; a slow memory.
-    BASE.with_(batch=1, dim=2, seqlen=2049, decay=1e-2),
-    BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4),
     BASE.with_(batch=1, dim=32, groups=1, seqlen=2048, decay=1e-2, complex=True, dstate=4),
     # States that are forgotten on the way.
     BASE.with_(dim=40, groups=1, seqlen=1000),

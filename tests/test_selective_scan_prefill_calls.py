@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.func import vmap
 from torch.library import opcheck
 
 from cases import assert_refused, compiled_with_graphs
@@ -61,14 +60,6 @@ def test_values_that_name_nothing(name, device):
         assert torch.equal(arguments["states"], other["states"])
 
 
-@pytest.mark.parametrize("bounds", [(0, 50, 40), (-1, 60), (0, 151)])
-def test_boundaries_that_do_not_rise_are_refused(bounds):
-    case = Case(bounds=(0,) * len(bounds), positions=(0,) * (len(bounds) - 1))
-    arguments = make(case, "cpu") | {"cu_seqlens": torch.tensor(bounds)}
-    with pytest.raises(RuntimeError, match=r"^selective_scan: cu_seqlens must rise from 0 to at"):
-        selective_scan_prefill(**arguments)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("every", [1, 3, 64])
 def test_bad_values_do_no_harm(every, cuda_device):
@@ -113,20 +104,6 @@ def test_other_lengths_and_boundaries_do_not_compile_again(device):
         assert torch.equal(compiled(copy), step(arguments))
         assert torch.equal(copy["states"], arguments["states"])
     assert len(graphs) == 1
-
-
-def test_vmap(device):
-    """In place, for each entry of a pool of its own."""
-    arguments = make(Case(), device)
-    pools = torch.stack([arguments.pop("states"), torch.zeros_like(make(Case(), device)["states"])])
-    u = torch.stack([arguments.pop("u"), torch.randn(12, 150, device=device)])
-    expected_pools = pools.clone()
-    expected = [
-        selective_scan_prefill(u=u[i], states=expected_pools[i], **arguments) for i in range(2)
-    ]
-    out = vmap(lambda u, states: selective_scan_prefill(u=u, states=states, **arguments))(u, pools)
-    assert torch.equal(out, torch.stack(expected))
-    assert torch.equal(pools, expected_pools)
 
 
 @pytest.mark.cuda

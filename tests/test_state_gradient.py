@@ -20,13 +20,8 @@ def check(case: Case, device: str) -> None:
 
 
 def check_gradient(case: Case, actual: torch.Tensor, device: str) -> None:
-    exact = problem.reference(case)["dinitial_state"]
-    tolerance = problem.tolerance("dinitial_state", actual.dtype, case.is_double, device)
-    reason = problem.complaint(actual, exact, tolerance)
-    if reason:
-        plain = [result["dinitial_state"] for result in problem.plain_results(case)]
-        reason = problem.complaint(actual, exact, tolerance, plain)
-    assert reason is None, f"{case} on {device}: {reason}"
+    result = {"dinitial_state": actual}
+    problem.check_results(case, result, device, names=result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from test_plain_stack import Ops
+from opchecks import Ops
 
 pytest.importorskip("transformers", reason="needs the package transformers")
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import assert_same_outcome
+from cases import assert_same_outcome, ones
 from problem import METHODS, TENSORS
 from refusals import outcome_of
+from refusals_of_scans import PACKED as PACKED_SCAN
 from refusals_of_scans import SCAN, UNITARY
 from selective_scan import (
     adaptive_unitary_scan_fn,
@@ -25,6 +26,7 @@ from selective_scan import (
     diagonal_scan_fn,
     diagonal_scan_ref,
     selective_scan_fn,
+    selective_scan_prefill,
 )
 
 call_auto, call_reference = SCAN.ways["function"], SCAN.ways["reference"]
@@ -38,6 +40,35 @@ def test_tensors_on_two_devices(cuda_device):
         for way in ("function", "selective_scan_fwd", "reference"):
             expected = f"selective_scan: {name} must be on the device of u, cuda:0, got cpu"
             assert outcome_of(SCAN.ways[way], mixed) == (RuntimeError, expected)
+
+
+# Calls of 6 packed steps.
+PACKED = {
+    "scan": lambda **bounds: SCAN.ways["function"](
+        SCAN.good(**PACKED_SCAN, initial_state=None) | bounds
+    ),
+    "diagonal scan": lambda **bounds: diagonal_scan_fn(ones(1, 6), ones(1, 6), **bounds),
+    "convolution": lambda **bounds: causal_conv1d_fn(ones(1, 4, 6), ones(4, 3), **bounds),
+    "prefill": lambda **bounds: selective_scan_prefill(
+        *(ones(4, 6), ones(9, 4, 3), ones(4, 6), -ones(4, 3), ones(4, 3), ones(4, 3)),
+        **bounds,
+        cache_indices=torch.zeros(len(bounds["cu_seqlens"]) - 1, dtype=torch.int32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    ("bounds", "got"),
+    [((0, 5, 4), "4 behind 5"), ((-1, 6), "-1 behind 0"), ((0, 7), "7 behind 0"),
+     ((2**40,), f"{2**40} behind 0")],
+)  # fmt: skip
+def test_boundaries_that_do_not_rise(name, bounds, got):
+    """On a CPU, where the host sees them."""
+    with pytest.raises(RuntimeError) as caught:
+        PACKED[name](cu_seqlens=torch.tensor(bounds))
+    wanted = f"cu_seqlens must rise from 0 to at most seqlen = 6, got {got}"
+    assert str(caught.value) == f"selective_scan: {wanted}"
 
 
 # --- random calls ---------------------------------------------------------------------------------

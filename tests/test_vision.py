@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from directed import assert_near, nudge
+from opchecks import Ops
 from problem import METHODS
 from selective_scan.vision import cross_scan_fn, cross_scan_ref
-from test_plain_stack import Ops
 
 BATCH, DIM, DSTATE, HEIGHT, WIDTH = 2, 6, 3, 5, 7
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
