@@ -1,23 +1,4 @@
 // The forward, backward and update ops of the causal convolution on one backend.
-//
-// A Backend names where the kernels run. It has:
-//
-//   explicit Backend(const Tensor& x)
-//       Selects the device of x.
-//   void check(const ConvParams& params) const
-//       Refuses values of cu_seqlens, where they can be looked at.
-//   void check(const ConvUpdateParams& params) const
-//       Refuses indices of slots that there are not, where they can be looked at.
-//   void check(const ConvPrefillParams& params) const
-//       Refuses values of cu_seqlens and indices of slots, where they can be looked at.
-//   void launch(const ConvForwardParams& params, const auto& memory) const
-//   void launch(const ConvBackwardParams& params, const auto& memory) const
-//       Runs a pass; dim and batch are at least 1. memory(int64_t bytes) returns the void* of its
-//       scratch memory.
-//   void launch(const ConvPrefillParams& params) const
-//       Runs the forward pass over a pool of states; dim is at least 1.
-//   void launch(const ConvUpdateParams& params) const
-//       Runs some steps; there is at least one value.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -29,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "backend.h"
 #include "conv_arguments.h"
 #include "optional_results.h"
 
@@ -130,7 +112,7 @@ Tensor causal_conv1d_prefill(const ConvPrefillArguments& args) {
   const Tensor before = allocate(x, shape, dtype), behind = allocate(x, shape, dtype);
   params.initial_states = conv_view(before);
   params.final_states = conv_view(behind);
-  backend.launch(params);
+  launch_with_workspace(backend, x, params);
   return out;
 }
 
@@ -144,7 +126,7 @@ Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
   const Tensor result = args.out ? Tensor() : allocate_like(x);
   if (x.numel() == 0) return result;
   params.out = conv_view(args.out ? *args.out : result);
-  backend.launch(params);
+  launch_with_workspace(backend, x, params);
   return result;
 }
 

@@ -1,16 +1,9 @@
 // The forward and backward ops of the general diagonal scan on one backend.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
-//   explicit Backend(const Tensor& b)
-//       Selects the device of b.
-//   void check(const PackedSequences& packed) const
-//       Refuses boundaries that do not rise, where they can be looked at.
 //   int64_t num_segments(const DiagonalScanParams& params) const
 //       Into how many segments of time the kernels split every row.
-//   void launch(const DiagonalForwardParams& params, const auto& memory) const
-//   void launch(const DiagonalBackwardParams& params, const auto& memory) const
-//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -19,6 +12,7 @@
 
 #include <tuple>
 
+#include "backend.h"
 #include "diagonal_arguments.h"
 
 namespace selective_scan::op {

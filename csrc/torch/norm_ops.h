@@ -1,14 +1,5 @@
 // The ops of the RMS norm on one backend, forward and backward. Python alone calls these, and
 // nothing that traces.
-//
-// A Backend names where the kernels run. It has:
-//
-//   static constexpr int64_t kMostChannels
-//       Of a row; 0 says that there is no limit.
-//   explicit Backend(const Tensor& hidden)
-//       Selects the device of hidden.
-//   void launch(const Params& params, const auto& memory) const
-//       Runs a pass, with scratch memory from memory(bytes).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -17,8 +8,8 @@
 #include <tuple>
 
 #include "../core/norm_params.h"
+#include "backend.h"
 #include "tensor_checks.h"
-#include "tensor_views.h"
 
 namespace selective_scan::op {
 

@@ -1,21 +1,12 @@
 // The forward and backward ops of one backend: validate, allocate, launch.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
 //   static constexpr bool kIsMatrixA
 //   using Forward, using Backward
 //       Whether A is (dim, dstate, dstate), and the parameters of the passes; see DiagonalA.
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
-//   explicit Backend(const Tensor& u)
-//       Selects the device of u.
-//   void check(const PackedSequences& packed) const
-//       Refuses boundaries that do not rise, where they can be looked at.
-//   void launch(const Forward& params, const auto& memory) const
-//   void launch(const Backward& params, const auto& memory) const
-//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 //   void launch(const auto& params, const auto& memory, const StateExchange& exchange) const
-//       Runs one that asks what enters, if it can do better than two that do so in between.
+//       Runs a pass that asks what enters, if it can do better than two that do so in between.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -31,6 +22,7 @@
 
 #include "../core/matrix_params.h"
 #include "../core/state_exchange.h"
+#include "backend.h"
 #include "optional_results.h"
 #include "ranks.h"
 #include "scan_arguments.h"

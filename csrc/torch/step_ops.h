@@ -22,6 +22,7 @@
 
 #include <memory>
 
+#include "backend.h"
 #include "prepared_step.h"
 
 namespace selective_scan::op {

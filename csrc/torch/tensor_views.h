@@ -198,29 +198,4 @@ inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims,
                     [&] { return torch::stable::sum(tensor, sizes_of(dims), keepdim); });
 }
 
-/// Scratch memory that lives as long as this object; null for 0 bytes.
-class Workspace {
- public:
-  Workspace(const Tensor& like, int64_t bytes) {
-    if (bytes == 0) return;
-    const std::array<int64_t, 1> shape = {bytes};
-    storage_ = allocate(like, shape, ScalarType::Byte);
-    data_ = storage_->mutable_data_ptr();
-  }
-
-  void* data() const { return data_; }
-
- private:
-  OptionalTensor storage_;
-  void* data_ = nullptr;
-};
-
-/// Has a backend run a pass, which may ask for scratch memory whenever it likes.
-template <class Backend, class Params>
-void launch_with_workspace(const Backend& backend, const Tensor& like, const Params& params) {
-  std::vector<Workspace> workspaces;
-  backend.launch(params,
-                 [&](int64_t bytes) { return workspaces.emplace_back(like, bytes).data(); });
-}
-
 }  // namespace selective_scan::op

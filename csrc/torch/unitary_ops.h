@@ -1,20 +1,13 @@
 // The forward and backward ops of the adaptive unitary scan on one backend: theta by matrix
 // products, slab by slab, and kernels that scan each slab.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
 //   static constexpr int64_t kThetaBytes
 //       How large theta of one slab may be.
 //   static constexpr int64_t kLanes
 //   static constexpr bool kChannelsLast
 //       How theta lies in memory; see ThetaLayout.
-//   explicit Backend(const Tensor& u)
-//       Selects the device of u.
-//   void launch(const UnitaryForwardParams& params) const
-//   void launch(const UnitaryBackwardParams& params) const
-//       Runs a pass over one slab.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -26,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "backend.h"
 #include "dispatcher.h"
 #include "optional_results.h"
 #include "unitary_arguments.h"
@@ -263,7 +257,7 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const Unita
     const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
     params.theta = layout.view(theta, slab.batches, slab.steps);
-    backend.launch(params);
+    launch_with_workspace(backend, u, params);
   }
   return {out, last_state, states};
 }
@@ -385,7 +379,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       params.du.channel = 1;
       params.db_terms = db.terms(layout, *slab);
       params.dc_terms = dc.terms(layout, *slab);
-      backend.launch(params);
+      launch_with_workspace(backend, u, params);
 
       const Tensor& dtheta = theta;  // in place
       const Tensor direct = reshaped(

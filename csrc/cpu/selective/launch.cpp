@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -360,18 +360,18 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
 
 }  // namespace
 
-int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
   return Calls(params, params_of, is_parallel(params, pool), pool)
       .workspace_bytes(bytes_of_forward);
 }
 
-int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
   return params.wanted == BackwardWanted::kStateAlone
              ? MapPlan(params, nullptr, pool).arena.bytes
              : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 
-void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   if (!params.packed.present()) return forward_call(params, workspace, pool);
   const Calls calls(params, params_of, is_parallel(params, pool), pool);
   calls.run(workspace, calls.workspace_bytes(bytes_of_forward),
@@ -381,7 +381,7 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
   clear_padding(params);
 }
 
-void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
   if (params.wanted == BackwardWanted::kStateAlone) {
     return find_state_gradient(params, workspace, pool);
   }
