@@ -27,8 +27,7 @@ class Workspace {
  public:
   Workspace(const Tensor& like, int64_t bytes) {
     if (bytes == 0) return;
-    const std::array<int64_t, 1> shape = {bytes};
-    storage_ = allocate(like, shape, ScalarType::Byte);
+    storage_ = allocate(like, {bytes}, ScalarType::Byte);
     data_ = storage_->mutable_data_ptr();
   }
 

@@ -31,8 +31,7 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   OptionalTensor final_states;
   params.out = conv_view(out);
   if (args.return_final_states) {
-    const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
-    final_states = allocate(x, shape, dtype_of(x));
+    final_states = allocate(x, {params.sequences, params.dim, params.width - 1}, dtype_of(x));
     params.final_states = conv_view(*final_states);
   }
   if (!is_empty(params)) launch_with_workspace(backend, x, params);
@@ -51,16 +50,11 @@ ConvGradients differentiate(const ConvArguments& args, const OptionalTensor& dou
   check_conv_gradients(args, params, dout, dfinal_states, lent);
   const Backend backend(args.x);
   backend.check(params);
-  const auto gradient_of = [](const OptionalTensor& input) {
-    return input ? allocate_like(*input) : Tensor();
-  };
   ConvGradients gradients{lent ? *lent : allocate_like(args.x), allocate_like(args.weight),
-                          gradient_of(args.bias), gradient_of(args.initial_states)};
+                          allocate_like(args.bias), allocate_like(args.initial_states)};
   auto& [dx, dweight, dbias, dinitial_states] = gradients;
   if (is_empty(params)) {
-    for (Tensor* gradient : {&dx, &dweight, &dbias, &dinitial_states}) {
-      if (gradient->defined()) torch::stable::zero_(*gradient);
-    }
+    fill_with_zeros(gradients);
     return gradients;
   }
   if (dout) params.dout = conv_view(*dout);

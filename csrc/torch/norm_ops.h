@@ -21,10 +21,7 @@ struct NormRows {
   int64_t channels() const { return tensor.size(tensor.dim() - 1); }
 
   /// Contiguous ones of these sizes.
-  Tensor allocate(ScalarType dtype) const {
-    return tensor.is_contiguous() ? op::allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
-                                  : op::allocate(tensor, tensor.sizes(), dtype);
-  }
+  Tensor allocate(ScalarType dtype) const { return op::allocate(tensor, tensor.sizes(), dtype); }
 
   /// Rows that lie equally far apart, each contiguous, perhaps as a copy, which `owner` keeps.
   ArrayView view(const char* own_name, const Tensor& given, Tensor& owner) const {

@@ -40,11 +40,7 @@ struct CpuBackend {
     check_slots(params.slots);
   }
   void check(const ConvUpdateParams& params) const {
-    const IndexArray& indices = params.conv_state_indices;
-    if (!indices.present()) return;
-    for (int64_t row = 0; row < params.batch; ++row) {
-      check_slot("conv_state_indices", indices.at(row), params);
-    }
+    check_slots("conv_state_indices", params.conv_state_indices, params.batch, params);
   }
   void check(const UpdateParams& params) const { check_slots(params); }
   int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
