@@ -82,7 +82,7 @@ std::string cpu_build_info() {
 }  // namespace
 
 const ScanOps kCpuScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
+const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd<CpuBackend, Tensor>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
   define_scans(m);

@@ -134,7 +134,8 @@ std::string cuda_device_facts(int64_t device) {
 }  // namespace
 
 const ScanOps kCudaScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
+const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>,
+                           &causal_conv1d_bwd<CudaBackend, Tensor>};
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
