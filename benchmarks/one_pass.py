@@ -2,7 +2,8 @@
 
 Example:
     SELECTIVE_SCAN_CPU_CAPABILITY=avx2 valgrind --tool=callgrind --collect-atstart=no \\
-        --toggle-collect='selective_scan::cpu::scan_forward(*' python benchmarks/one_pass.py
+        --toggle-collect='selective_scan::cpu::launch(selective_scan::ForwardParams*' \\
+        python benchmarks/one_pass.py
 """
 
 from __future__ import annotations

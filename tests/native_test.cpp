@@ -25,7 +25,7 @@
 #include "core/params.h"
 #include "cpu/capability.h"
 #include "cpu/flush_denormals.h"
-#include "cpu/selective/launch.h"
+#include "cpu/launch.h"
 #include "cpu/simd/tile.h"
 #include "cpu/simd/vector.h"
 #include "cpu/simd/vector_math.h"
@@ -475,7 +475,7 @@ struct KernelRun {
     fill(forward);
     forward.out = view("out", "out");
     forward.last_state = view("last_state", "initial_state");
-    cpu::scan_forward(forward, workspace(cpu::forward_workspace_bytes(forward, pool)), pool);
+    cpu::launch(forward, workspace(cpu::workspace_bytes(forward, pool)), pool);
 
     BackwardParams backward(forward);
     backward.dout = view("dout", "out");
@@ -489,7 +489,7 @@ struct KernelRun {
     backward.dD = view("dD", "D");
     backward.ddelta_bias = view("ddelta_bias", "delta_bias");
     backward.dinitial_state = view("dinitial_state", "initial_state");
-    cpu::scan_backward(backward, workspace(cpu::backward_workspace_bytes(backward, pool)), pool);
+    cpu::launch(backward, workspace(cpu::workspace_bytes(backward, pool)), pool);
 
     Arrays results;
     for (const auto& [name, values] : arrays) results[name].assign(values.begin(), values.end());

@@ -32,7 +32,7 @@ std::vector<Part> parts_of(const Tensor& x, int64_t width) {
   const int64_t last = std::min(seqlen, history), first = seqlen - last;
   std::vector<Part> parts;
   if (first > 0) parts.push_back({steps_of(x, history, first), steps_of(x, 0, history), 0});
-  const Tensor zeros = allocate(x, std::array<int64_t, 3>{x.size(0), last, x.size(1)}, dtype_of(x));
+  const Tensor zeros = allocate(x, {x.size(0), last, x.size(1)}, dtype_of(x));
   TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(zeros.get()));
   const std::array<int64_t, 2> padding = {0, history - last};
   parts.push_back({torch::stable::transpose(zeros, 1, 2),
@@ -45,8 +45,7 @@ std::vector<Part> parts_of(const Tensor& x, int64_t width) {
 Tensor anti_causal_conv1d(const ConvOps& conv, const Tensor& x, const Tensor& weight,
                           const OptionalTensor& bias) {
   const Tensor taps = flipped(weight);
-  const Tensor rows =
-      allocate(x, std::array<int64_t, 3>{x.size(0), x.size(2), x.size(1)}, dtype_of(x));
+  const Tensor rows = allocate(x, {x.size(0), x.size(2), x.size(1)}, dtype_of(x));
   const Tensor channels = torch::stable::transpose(rows, 1, 2);
   for (const Part& part : parts_of(x, weight.size(1))) {
     const Tensor out = std::get<0>(conv.forward(

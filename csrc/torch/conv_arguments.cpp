@@ -66,13 +66,9 @@ ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
   params.weight = taps_view(args.weight);
   if (args.bias) params.bias = taps_view(*args.bias);
   params.cu_seqlens = index_view(args.cu_seqlens);
-  params.slots =
-      state_slots(params.sequences, args.cache_indices, args.has_initial_state, args.pad_slot_id);
-  params.slots.slots = args.conv_states.size(0);
-  params.slots.channels = params.dim;
-  params.slots.dstate = params.width - 1;
+  params.slots = state_slots(args.conv_states, params.sequences, args.cache_indices,
+                             args.has_initial_state, args.pad_slot_id);
   params.slots.is_double = params.is_double;
-  params.slots.pool = state_view(args.conv_states);
   return params;
 }
 

@@ -1,23 +1,4 @@
 // The forward, backward and update ops of the causal convolution on one backend.
-//
-// A Backend names where the kernels run. It has:
-//
-//   explicit Backend(const Tensor& x)
-//       Selects the device of x.
-//   void check(const ConvParams& params) const
-//       Refuses values of cu_seqlens, where they can be looked at.
-//   void check(const ConvUpdateParams& params) const
-//       Refuses indices of slots that there are not, where they can be looked at.
-//   void check(const ConvPrefillParams& params) const
-//       Refuses values of cu_seqlens and indices of slots, where they can be looked at.
-//   void launch(const ConvForwardParams& params, const auto& memory) const
-//   void launch(const ConvBackwardParams& params, const auto& memory) const
-//       Runs a pass; dim and batch are at least 1. memory(int64_t bytes) returns the void* of its
-//       scratch memory.
-//   void launch(const ConvPrefillParams& params) const
-//       Runs the forward pass over a pool of states; dim is at least 1.
-//   void launch(const ConvUpdateParams& params) const
-//       Runs some steps; there is at least one value.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -28,7 +9,9 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
+#include "backend.h"
 #include "conv_arguments.h"
 #include "optional_results.h"
 
@@ -49,8 +32,7 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   OptionalTensor final_states;
   params.out = conv_view(out);
   if (args.return_final_states) {
-    const std::array<int64_t, 3> shape = {params.sequences, params.dim, params.width - 1};
-    final_states = allocate(x, shape, dtype_of(x));
+    final_states = allocate(x, {params.sequences, params.dim, params.width - 1}, dtype_of(x));
     params.final_states = conv_view(*final_states);
   }
   if (!is_empty(params)) launch_with_workspace(backend, x, params);
@@ -60,60 +42,43 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
 /// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
 /// undefined tensor.
 using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using OtherConvGradients = std::tuple<Tensor, Tensor, Tensor>;
 
-/// dx is `lent` if the caller lends it.
-template <class Backend>
-ConvGradients differentiate(const ConvArguments& args, const OptionalTensor& dout,
-                            const OptionalTensor& dfinal_states, const OptionalTensor& lent) {
-  ConvBackwardParams params(make_conv_params(args));
-  check_conv_gradients(args, params, dout, dfinal_states, lent);
-  const Backend backend(args.x);
-  backend.check(params);
-  const auto gradient_of = [](const OptionalTensor& input) {
-    return input ? allocate_like(*input) : Tensor();
-  };
-  ConvGradients gradients{lent ? *lent : allocate_like(args.x), allocate_like(args.weight),
-                          gradient_of(args.bias), gradient_of(args.initial_states)};
-  auto& [dx, dweight, dbias, dinitial_states] = gradients;
-  if (is_empty(params)) {
-    for (Tensor* gradient : {&dx, &dweight, &dbias, &dinitial_states}) {
-      if (gradient->defined()) torch::stable::zero_(*gradient);
-    }
-    return gradients;
-  }
-  if (dout) params.dout = conv_view(*dout);
-  if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
-  params.dx = conv_view(dx);
-  params.dweight = taps_view(dweight);
-  if (args.bias) params.dbias = taps_view(dbias);
-  if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
-  launch_with_workspace(backend, args.x, params);
-  return gradients;
-}
-
-template <class Backend>
-ConvGradients causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
-                                const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-                                const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
-                                const OptionalTensor& initial_states,
-                                const std::optional<std::string>& activation) {
-  return differentiate<Backend>(
-      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
-      dout, dfinal_states, std::nullopt);
-}
-
-/// Does the same, but dx is a tensor of any strides that the caller lends, such as one half of a
-/// wider row. It must share no memory with the inputs.
-template <class Backend>
-std::tuple<Tensor, Tensor, Tensor> causal_conv1d_bwd_out(
+/// Returns all gradients, or those but dx, if the caller lends a tensor for that: one of any
+/// strides, such as one half of a wider row, which must share no memory with the inputs.
+template <class Backend, class... Lent>
+std::conditional_t<sizeof...(Lent) == 0, ConvGradients, OtherConvGradients> causal_conv1d_bwd(
     const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
     const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
     const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
-    const std::optional<std::string>& activation, const Tensor& dx) {
-  const auto [lent, dweight, dbias, dinitial_states] = differentiate<Backend>(
-      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
-      dout, dfinal_states, dx);
-  return {dweight, dbias, dinitial_states};
+    const std::optional<std::string>& activation, const Lent&... lent) {
+  const ConvArguments args{
+      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
+  ConvBackwardParams params(make_conv_params(args));
+  Tensor dx;
+  ((dx = lent), ...);
+  check_conv_gradients(args, params, dout, dfinal_states, if_defined(dx));
+  const Backend backend(x);
+  backend.check(params);
+  if (!dx.defined()) dx = allocate_like(x);
+  const Tensor dweight = allocate_like(weight), dbias = allocate_like(bias);
+  const Tensor dinitial_states = allocate_like(initial_states);
+  if (is_empty(params)) {
+    fill_with_zeros(std::tie(dx, dweight, dbias, dinitial_states));
+  } else {
+    if (dout) params.dout = conv_view(*dout);
+    if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
+    params.dx = conv_view(dx);
+    params.dweight = taps_view(dweight);
+    if (bias) params.dbias = taps_view(dbias);
+    if (initial_states) params.dinitial_states = conv_view(dinitial_states);
+    launch_with_workspace(backend, x, params);
+  }
+  if constexpr (sizeof...(Lent) == 0) {
+    return {dx, dweight, dbias, dinitial_states};
+  } else {
+    return {dweight, dbias, dinitial_states};
+  }
 }
 
 template <class Backend>
@@ -130,7 +95,7 @@ Tensor causal_conv1d_prefill(const ConvPrefillArguments& args) {
   const Tensor before = allocate(x, shape, dtype), behind = allocate(x, shape, dtype);
   params.initial_states = conv_view(before);
   params.final_states = conv_view(behind);
-  backend.launch(params);
+  launch_with_workspace(backend, x, params);
   return out;
 }
 
@@ -144,7 +109,7 @@ Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
   const Tensor result = args.out ? Tensor() : allocate_like(x);
   if (x.numel() == 0) return result;
   params.out = conv_view(args.out ? *args.out : result);
-  backend.launch(params);
+  launch_with_workspace(backend, x, params);
   return result;
 }
 
@@ -178,7 +143,7 @@ void implement_convolution(auto& library) {
   implement_forward<&ConvArguments::one_by_one<&causal_conv1d_fwd<Backend>>>(library,
                                                                              "causal_conv1d_fwd");
   library.impl("causal_conv1d_bwd", TORCH_BOX(&causal_conv1d_bwd<Backend>));
-  library.impl("causal_conv1d_bwd_out", TORCH_BOX(&causal_conv1d_bwd_out<Backend>));
+  library.impl("causal_conv1d_bwd_out", TORCH_BOX((&causal_conv1d_bwd<Backend, Tensor>)));
   library.impl("causal_conv1d_prefill",
                TORCH_BOX(&ConvPrefillArguments::one_by_one<&causal_conv1d_prefill<Backend>>));
   library.impl("causal_conv1d_update",
@@ -188,7 +153,7 @@ void implement_convolution(auto& library) {
 /// The ops of a backend, for others that are made of them.
 struct ConvOps {
   decltype(&causal_conv1d_fwd<void>) forward;
-  decltype(&causal_conv1d_bwd_out<void>) backward;
+  decltype(&causal_conv1d_bwd<void, Tensor>) backward;
 };
 extern const ConvOps kCpuConvOps, kCudaConvOps;
 /// The activation of a layer's convolution.

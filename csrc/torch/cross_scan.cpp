@@ -83,8 +83,10 @@ const Tensor& sequence_of(const TensorList& sequences, Kind kind, size_t directi
 }  // namespace
 
 CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
-                                const TensorList& B, const TensorList& C,
-                                const CrossScanParameters& parameters, bool save_states) {
+                                const Tensor& A, const TensorList& B, const TensorList& C,
+                                const OptionalTensor& D, const OptionalTensor& delta_bias,
+                                bool delta_softplus, const std::string& discretization_method,
+                                bool save_states) {
   TensorList sequences, outs, all_states;
   for (size_t order = 0; order < 2; ++order) sequences.push_back(as_sequence(x, order));
   for (const TensorList* maps : {&delta, &B, &C}) {
@@ -92,10 +94,9 @@ CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const Tens
   }
   for (size_t k = 0; k < kDirections; ++k) {
     const auto [out, last_state, states] = scan.forward(
-        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k),
-         entry_of(parameters.A, k), sequence_of(sequences, kB, k), sequence_of(sequences, kC, k),
-         entry_of(parameters.D, k), std::nullopt, entry_of(parameters.delta_bias, k),
-         parameters.delta_softplus, parameters.discretization_method, std::nullopt,
+        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k), entry_of(A, k),
+         sequence_of(sequences, kB, k), sequence_of(sequences, kC, k), entry_of(D, k), std::nullopt,
+         entry_of(delta_bias, k), delta_softplus, discretization_method, std::nullopt,
          is_from_the_end(k), std::nullopt, std::nullopt},
         save_states, nullptr, false);
     outs.push_back(as_map(out, k, x.size(2), x.size(3)));
@@ -105,8 +106,9 @@ CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const Tens
 }
 
 CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
-                                   const TensorList& sequences,
-                                   const CrossScanParameters& parameters,
+                                   const TensorList& sequences, const Tensor& A,
+                                   const OptionalTensor& D, const OptionalTensor& delta_bias,
+                                   bool delta_softplus, const std::string& discretization_method,
                                    const TensorList& states) {
   CrossGradients gradients;
   auto& [dx, ddelta, dB, dC, dA, dD, ddelta_bias] = gradients;
@@ -118,10 +120,9 @@ CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
       return gradient;
     };
     const auto [of_A, of_D, of_delta_bias, of_state, of_steps] = scan.backward(
-        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k),
-         entry_of(parameters.A, k), sequence_of(sequences, kB, k), sequence_of(sequences, kC, k),
-         entry_of(parameters.D, k), std::nullopt, entry_of(parameters.delta_bias, k),
-         parameters.delta_softplus, parameters.discretization_method, std::nullopt,
+        {sequence_of(sequences, kX, k), sequence_of(sequences, kDelta, k), entry_of(A, k),
+         sequence_of(sequences, kB, k), sequence_of(sequences, kC, k), entry_of(D, k), std::nullopt,
+         entry_of(delta_bias, k), delta_softplus, discretization_method, std::nullopt,
          is_from_the_end(k), std::nullopt, std::nullopt},
         douts[is_along_columns(k)], std::nullopt, states[k], make(dx, kX), make(ddelta, kDelta),
         make(dB, kB), make(dC, kC), std::nullopt, nullptr, false);

@@ -10,47 +10,33 @@
 
 namespace selective_scan::op {
 
-/// The arguments that have an entry for each direction in their first dimension, and options.
-struct CrossScanParameters {
-  const Tensor& A;                   // (4, dim, dstate)
-  const OptionalTensor& D;           // (4, dim)
-  const OptionalTensor& delta_bias;  // (4, dim)
-  bool delta_softplus;
-  const std::string& discretization_method;
-};
-
 /// Results, as maps; all that was scanned, as sequences, some of them copies: x by rows and by
-/// columns, then delta, B and C of the directions; and states, if they are saved.
+/// columns, then delta, B and C of the directions; and states, if they are saved. A, D and
+/// delta_bias have an entry for each direction in their first dimension.
 using CrossScanned = std::tuple<TensorList, TensorList, TensorList>;
 CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
-                                const TensorList& B, const TensorList& C,
-                                const CrossScanParameters& parameters, bool save_states);
+                                const Tensor& A, const TensorList& B, const TensorList& C,
+                                const OptionalTensor& D, const OptionalTensor& delta_bias,
+                                bool delta_softplus, const std::string& discretization_method,
+                                bool save_states);
 
 /// The gradients of each direction: of x, delta, B and C as maps, then of A, D and delta_bias. None
 /// of what there is not.
 using CrossGradients =
     std::tuple<TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList>;
 CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
-                                   const TensorList& sequences,
-                                   const CrossScanParameters& parameters, const TensorList& states);
+                                   const TensorList& sequences, const Tensor& A,
+                                   const OptionalTensor& D, const OptionalTensor& delta_bias,
+                                   bool delta_softplus, const std::string& discretization_method,
+                                   const TensorList& states);
 
-template <const ScanOps& kScan>
-CrossScanned cross_scan_fwd(const Tensor& x, const TensorList& delta, const Tensor& A,
-                            const TensorList& B, const TensorList& C, const OptionalTensor& D,
-                            const OptionalTensor& delta_bias, bool delta_softplus,
-                            const std::string& discretization_method, bool save_states) {
-  return cross_scan_forward(kScan, x, delta, B, C,
-                            {A, D, delta_bias, delta_softplus, discretization_method}, save_states);
-}
-
-template <const ScanOps& kScan>
-CrossGradients cross_scan_bwd(const Tensor& dout, const TensorList& sequences, const Tensor& A,
-                              const OptionalTensor& D, const OptionalTensor& delta_bias,
-                              bool delta_softplus, const std::string& discretization_method,
-                              const TensorList& states) {
-  return cross_scan_backward(kScan, dout, sequences,
-                             {A, D, delta_bias, delta_softplus, discretization_method}, states);
-}
+/// The op of one backend that does this by its scans.
+template <const ScanOps& kScan, auto kOp, class Type = decltype(kOp)>
+struct ByScans;
+template <const ScanOps& kScan, auto kOp, class Results, class... Arguments>
+struct ByScans<kScan, kOp, Results (*)(const ScanOps&, Arguments...)> {
+  static Results run(Arguments... arguments) { return kOp(kScan, arguments...); }
+};
 
 /// Registers the schemas, once for all backends.
 void define_cross_scan(auto& library) {
@@ -68,8 +54,8 @@ void define_cross_scan(auto& library) {
 
 template <const ScanOps& kScan>
 void implement_cross_scan(auto& library) {
-  library.impl("cross_scan_fwd", TORCH_BOX(&cross_scan_fwd<kScan>));
-  library.impl("cross_scan_bwd", TORCH_BOX(&cross_scan_bwd<kScan>));
+  library.impl("cross_scan_fwd", TORCH_BOX((&ByScans<kScan, &cross_scan_forward>::run)));
+  library.impl("cross_scan_bwd", TORCH_BOX((&ByScans<kScan, &cross_scan_backward>::run)));
 }
 
 }  // namespace selective_scan::op

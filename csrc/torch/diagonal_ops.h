@@ -1,16 +1,9 @@
 // The forward and backward ops of the general diagonal scan on one backend.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
-//   explicit Backend(const Tensor& b)
-//       Selects the device of b.
-//   void check(const PackedSequences& packed) const
-//       Refuses boundaries that do not rise, where they can be looked at.
 //   int64_t num_segments(const DiagonalScanParams& params) const
 //       Into how many segments of time the kernels split every row.
-//   void launch(const DiagonalForwardParams& params, const auto& memory) const
-//   void launch(const DiagonalBackwardParams& params, const auto& memory) const
-//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -19,20 +12,19 @@
 
 #include <tuple>
 
+#include "backend.h"
 #include "diagonal_arguments.h"
 
 namespace selective_scan::op {
 
 /// A contiguous copy of `tensor`, broadcast to the shape of `shape`.
 inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
-  Tensor copy = allocate(tensor, shape.sizes(), dtype_of(tensor));
-  return torch::stable::copy_(copy, tensor);
+  return copy(allocate(tensor, shape.sizes(), dtype_of(tensor)), tensor);
 }
 
 /// `values` with the strides that a result like `like` has.
 inline Tensor laid_out_like(const Tensor& like, const Tensor& values) {
-  Tensor result = empty_like(like, values.scalar_type());
-  return torch::stable::copy_(result, values);
+  return copy(empty_like(like, values.scalar_type()), values);
 }
 
 inline void set_types(DiagonalScanParams& params, const Tensor& a, const Tensor& b,
@@ -109,8 +101,7 @@ inline Tensor new_da_values(const DiagonalScanParams& params, const Tensor& a, c
 
 inline Tensor summed_to(const Tensor& a, const Tensor& h, const Tensor& values) {
   const Tensor sum = sum_over(values, broadcast_dims(a, h), /*keepdim=*/true);
-  Tensor da = allocate_like(a);
-  return torch::stable::copy_(da, reshaped(sum, a.sizes()));
+  return copy(allocate_like(a), reshaped(sum, a.sizes()));
 }
 
 /// `complex_b`: whether b, whose gradient is asked for, was complex; that does not follow from h.

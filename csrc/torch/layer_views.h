@@ -1,7 +1,6 @@
-// Views and casts of the tensors of a layer.
+// Views of the tensors of a layer.
 #pragma once
 
-#include "dispatcher.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
@@ -32,15 +31,6 @@ inline Tensor transposed(const Tensor& matrix) {
 /// (dim, 1, width) without the 1
 inline Tensor taps_of(const Tensor& weight) {
   return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
-}
-
-inline Tensor cast(const Tensor& tensor, ScalarType dtype) {
-  if (dtype_of(tensor) == dtype) return tensor;
-  const Tensor result = tensor.is_contiguous()
-                            ? allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
-                            : empty_like(tensor, dtype);
-  copy(result, tensor);
-  return result;
 }
 
 inline ScalarType at_least_single(ScalarType dtype) {

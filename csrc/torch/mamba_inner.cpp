@@ -59,8 +59,7 @@ struct Layer {
       input = in_products_dtype(args.xz);
       if (dtype != given) kept.input = input;
       if (!kept.poles.defined()) {
-        kept.poles = allocate(args.xz, std::array<int64_t, 2>{dim, dstate},
-                              at_least_single(dtype_of(args.A)));
+        kept.poles = allocate(args.xz, {dim, dstate}, at_least_single(dtype_of(args.A)));
         casts.push_back({as_contiguous(args.A), kept.poles, true});
       }
       A = kept.poles;
@@ -94,7 +93,7 @@ struct Layer {
     visit_optional(weights.out_proj);
     visit_optional(weights.out_proj_bias);
     if (others.empty()) return;
-    const Tensor memory = allocate(args.xz, std::array<int64_t, 1>{count}, dtype);
+    const Tensor memory = allocate(args.xz, {count}, dtype);
     for (size_t i = 0; i < others.size(); ++i) {
       const Tensor source = as_contiguous(*others[i]);
       *others[i] = view_as(memory, source.sizes(), source.strides(), offsets[i]);
@@ -203,7 +202,7 @@ struct Layer {
 
   Tensor new_rows(int64_t channels) const { return new_rows(channels, dtype); }
   Tensor new_rows(int64_t channels, ScalarType of) const {
-    return allocate(args.xz, std::array<int64_t, 3>{batch, seqlen, channels}, of);
+    return allocate(args.xz, {batch, seqlen, channels}, of);
   }
 
   /// Makes rows of (batch, dim, seqlen).
@@ -224,8 +223,7 @@ struct Layer {
     } else if (ops.has_single_products && dtype_of(out) == ScalarType::Float) {
       call("aten::mm", "dtype_out", left, right, ScalarType::Float, out);
     } else {
-      const Tensor product =
-          allocate(out, std::array<int64_t, 2>{left.size(0), right.size(1)}, dtype);
+      const Tensor product = allocate(out, {left.size(0), right.size(1)}, dtype);
       multiply(product, left, right);
       copy(out, product);
     }

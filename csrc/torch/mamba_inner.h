@@ -70,6 +70,15 @@ struct LayerKept {
   OfScan scan, second_scan;
   Tensor before, counts;  // steps, and how many of them every rank has
   Tensor room;
+
+  /// What both ops have of it, in their order; and with a group.
+  auto of_ops() {
+    return std::tie(xz_rows, poles, x_dbl, y, u, steps, scan.states, second_scan.states);
+  }
+  auto of_ops(const std::string& /*group*/) {
+    return std::tuple_cat(of_ops(), std::tie(before, counts, scan.entering, scan.factors,
+                                             second_scan.entering, second_scan.factors));
+  }
 };
 
 struct LayerForward {
@@ -87,115 +96,67 @@ LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
                               LayerKept kept, ScalarType xz_dtype);
 
-/// The ops, of which the types are those of a layer's arguments without the residual.
 template <class... Types>
-struct LayerOpsOf {
+struct TypeList {};
+/// How an op is given what may have been kept.
+template <class Kept>
+using Given = const OptionalTensor&;
+
+/// The ops, with the types of a layer's arguments but for the residual, with what LayerKept has
+/// of_ops(), and with a group or none.
+template <class Arguments, class OfOps, class... Group>
+struct LayerOpsOf;
+template <class... Arguments, class... Kept, class... Group>
+struct LayerOpsOf<TypeList<Arguments...>, std::tuple<Kept...>, Group...> {
   /// Returns out and what is kept.
   template <const LayerOps& kOps>
-  static auto forward(Types... layer, const OptionalTensor& residual, bool save_states) {
-    return results_of(layer_forward(kOps, {{layer..., residual}}, save_states));
-  }
-
-  /// Returns besides what is kept of other ranks.
-  template <const LayerOps& kOps>
-  static auto forward_of_ranks(Types... layer, const OptionalTensor& residual,
-                               const std::string& group, bool save_states) {
-    const LayerForward made = layer_forward(kOps, {{layer..., residual}, &group}, save_states);
-    const LayerKept& kept = made.kept;
-    return std::tuple_cat(
-        results_of(made),
-        std::make_tuple(if_defined(kept.before), if_defined(kept.counts),
-                        if_defined(kept.scan.entering), if_defined(kept.scan.factors),
-                        if_defined(kept.second_scan.entering),
-                        if_defined(kept.second_scan.factors)));
+  static auto forward(Arguments... layer, const OptionalTensor& residual, Group... group,
+                      bool save_states) {
+    auto [out, kept] = layer_forward(kOps, {{layer..., residual}, &group...}, save_states);
+    const auto if_kept = [](const auto&... tensors) {
+      return std::make_tuple(if_defined(tensors)...);
+    };
+    return std::tuple_cat(std::make_tuple(out, if_defined(kept.input)),
+                          std::apply(if_kept, kept.of_ops(group...)));
   }
 
   /// Returns the gradients. Room is one tensor, rows like y that may be written over, or none.
   template <const LayerOps& kOps, class... Room>
-  static auto backward(const Tensor& dout, Types... layer, const OptionalTensor& xz_rows,
-                       const OptionalTensor& poles, const OptionalTensor& x_dbl,
-                       const OptionalTensor& y, const OptionalTensor& u,
-                       const OptionalTensor& steps, const OptionalTensor& states,
-                       const OptionalTensor& second_states, ScalarType xz_dtype,
-                       const Room&... room) {
-    LayerKept kept = kept_of(xz_rows, poles, x_dbl, y, u, steps, states, second_states);
-    ((kept.room = room), ...);
-    return gradients_of(
-        layer_backward(kOps, {{layer..., std::nullopt}}, dout, std::move(kept), xz_dtype));
-  }
-
-  template <const LayerOps& kOps, class... Room>
-  static auto backward_of_ranks(const Tensor& dout, Types... layer, const std::string& group,
-                                const OptionalTensor& xz_rows, const OptionalTensor& poles,
-                                const OptionalTensor& x_dbl, const OptionalTensor& y,
-                                const OptionalTensor& u, const OptionalTensor& steps,
-                                const OptionalTensor& states, const OptionalTensor& second_states,
-                                const OptionalTensor& before, const OptionalTensor& counts,
-                                const OptionalTensor& entering, const OptionalTensor& factors,
-                                const OptionalTensor& second_entering,
-                                const OptionalTensor& second_factors, ScalarType xz_dtype,
-                                const Room&... room) {
-    LayerKept kept = kept_of(xz_rows, poles, x_dbl, y, u, steps, states, second_states);
-    kept.before = or_undefined(before);
-    kept.counts = or_undefined(counts);
-    kept.scan.entering = or_undefined(entering);
-    kept.scan.factors = or_undefined(factors);
-    kept.second_scan.entering = or_undefined(second_entering);
-    kept.second_scan.factors = or_undefined(second_factors);
-    ((kept.room = room), ...);
-    return gradients_of(
-        layer_backward(kOps, {{layer..., std::nullopt}, &group}, dout, std::move(kept), xz_dtype));
-  }
-
- private:
-  static auto results_of(const LayerForward& made) {
-    const LayerKept& kept = made.kept;
-    return std::make_tuple(made.out, if_defined(kept.input), if_defined(kept.xz_rows),
-                           if_defined(kept.poles), if_defined(kept.x_dbl), if_defined(kept.y),
-                           if_defined(kept.u), if_defined(kept.steps), if_defined(kept.scan.states),
-                           if_defined(kept.second_scan.states));
-  }
-
-  static LayerKept kept_of(const OptionalTensor& xz_rows, const OptionalTensor& poles,
-                           const OptionalTensor& x_dbl, const OptionalTensor& y,
-                           const OptionalTensor& u, const OptionalTensor& steps,
-                           const OptionalTensor& states, const OptionalTensor& second_states) {
+  static auto backward(const Tensor& dout, Arguments... layer, Group... group, Given<Kept>... given,
+                       ScalarType xz_dtype, const Room&... room) {
     LayerKept kept;
-    kept.xz_rows = or_undefined(xz_rows);
-    kept.poles = or_undefined(poles);
-    kept.x_dbl = or_undefined(x_dbl);
-    kept.y = or_undefined(y);
-    kept.u = or_undefined(u);
-    kept.steps = or_undefined(steps);
-    kept.scan.states = or_undefined(states);
-    kept.second_scan.states = or_undefined(second_states);
-    return kept;
-  }
-
-  static auto gradients_of(const LayerGradients& made) {
+    kept.of_ops(group...) = std::make_tuple(or_undefined(given)...);
+    ((kept.room = room), ...);
+    const LayerGradients made = layer_backward(kOps, {{layer..., std::nullopt}, &group...}, dout,
+                                               std::move(kept), xz_dtype);
     return std::make_tuple(made.dxz, made.din_proj_weight, made.din_proj_bias, made.dconv1d_weight,
                            made.dconv1d_bias, made.dx_proj_weight, made.ddelta_proj_weight,
                            made.dout_proj_weight, made.dout_proj_bias, made.dA, made.dA_b, made.dD,
                            made.ddelta_bias);
   }
+
+  /// Registers them for one backend.
+  template <const LayerOps& kOps>
+  static void implement(auto& library, const std::string& name) {
+    implement_forward<&forward<kOps>>(library, name + "_fwd");
+    library.impl((name + "_bwd").c_str(), TORCH_BOX(&backward<kOps>));
+    library.impl((name + "_bwd_over").c_str(), TORCH_BOX((&backward<kOps, Tensor>)));
+  }
 };
-using MambaInner =
-    LayerOpsOf<const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&,
+
+template <const LayerOps& kOps>
+void implement_mamba_inner(auto& library) {
+  using Arguments =
+      TypeList<const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&,
                const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                const OptionalTensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
                const OptionalTensor&, bool, int64_t, const std::string&, bool, bool,
                const OptionalTensor&, std::optional<ScalarType>>;
-
-/// Registers them for one backend.
-template <const LayerOps& kOps>
-void implement_mamba_inner(auto& library) {
-  implement_forward<&MambaInner::forward<kOps>>(library, "mamba_inner_fwd");
-  library.impl("mamba_inner_bwd", TORCH_BOX(&MambaInner::backward<kOps>));
-  library.impl("mamba_inner_bwd_over", TORCH_BOX((&MambaInner::backward<kOps, Tensor>)));
-  implement_forward<&MambaInner::forward_of_ranks<kOps>>(library, "mamba_inner_of_ranks_fwd");
-  library.impl("mamba_inner_of_ranks_bwd", TORCH_BOX(&MambaInner::backward_of_ranks<kOps>));
-  library.impl("mamba_inner_of_ranks_bwd_over",
-               TORCH_BOX((&MambaInner::backward_of_ranks<kOps, Tensor>)));
+  using OfOps = decltype(LayerKept().of_ops());
+  using OfOpsOfRanks = decltype(LayerKept().of_ops(std::string()));
+  LayerOpsOf<Arguments, OfOps>::template implement<kOps>(library, "mamba_inner");
+  LayerOpsOf<Arguments, OfOpsOfRanks, const std::string&>::template implement<kOps>(
+      library, "mamba_inner_of_ranks");
 }
 
 }  // namespace selective_scan::op

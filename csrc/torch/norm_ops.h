@@ -1,14 +1,5 @@
 // The ops of the RMS norm on one backend, forward and backward. Python alone calls these, and
 // nothing that traces.
-//
-// A Backend names where the kernels run. It has:
-//
-//   static constexpr int64_t kMostChannels
-//       Of a row; 0 says that there is no limit.
-//   explicit Backend(const Tensor& hidden)
-//       Selects the device of hidden.
-//   void launch(const Params& params, const auto& memory) const
-//       Runs a pass, with scratch memory from memory(bytes).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -17,8 +8,8 @@
 #include <tuple>
 
 #include "../core/norm_params.h"
+#include "backend.h"
 #include "tensor_checks.h"
-#include "tensor_views.h"
 
 namespace selective_scan::op {
 
@@ -30,10 +21,7 @@ struct NormRows {
   int64_t channels() const { return tensor.size(tensor.dim() - 1); }
 
   /// Contiguous ones of these sizes.
-  Tensor allocate(ScalarType dtype) const {
-    return tensor.is_contiguous() ? op::allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
-                                  : op::allocate(tensor, tensor.sizes(), dtype);
-  }
+  Tensor allocate(ScalarType dtype) const { return op::allocate(tensor, tensor.sizes(), dtype); }
 
   /// Rows that lie equally far apart, each contiguous, perhaps as a copy, which `owner` keeps.
   ArrayView view(const char* own_name, const Tensor& given, Tensor& owner) const {

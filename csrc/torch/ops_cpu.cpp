@@ -2,13 +2,7 @@
 // backends of a layer and of s6_step have files of their own.
 
 #include "../cpu/capability.h"
-#include "../cpu/conv/launch.h"
-#include "../cpu/diagonal/launch.h"
-#include "../cpu/matrix/launch.h"
-#include "../cpu/norm/launch.h"
-#include "../cpu/selective/launch.h"
-#include "../cpu/unitary/launch.h"
-#include "../cpu/update/launch.h"
+#include "../cpu/launch.h"
 #include "build_info.h"
 #include "conv_ops.h"
 #include "cross_scan.h"
@@ -46,57 +40,13 @@ struct CpuBackend {
     check_slots(params.slots);
   }
   void check(const ConvUpdateParams& params) const {
-    const IndexArray& indices = params.conv_state_indices;
-    if (!indices.present()) return;
-    for (int64_t row = 0; row < params.batch; ++row) {
-      check_slot("conv_state_indices", indices.at(row), params);
-    }
+    check_slots("conv_state_indices", params.conv_state_indices, params.batch, params);
   }
-  void check_indices(const UpdateParams& params) const { check_slots(params); }
+  void check(const UpdateParams& params) const { check_slots(params); }
   int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
 
-  void launch(const ForwardParams& params, const auto& memory) const {
-    cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
-  }
-  void launch(const BackwardParams& params, const auto& memory) const {
-    cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
-  }
-  void launch(const MatrixForwardParams& params, const auto& memory) const {
-    cpu::scan_forward(params, memory(cpu::forward_workspace_bytes(params, pool)), pool);
-  }
-  void launch(const MatrixBackwardParams& params, const auto& memory) const {
-    cpu::scan_backward(params, memory(cpu::backward_workspace_bytes(params, pool)), pool);
-  }
-  void launch(const PrefillParams& params, const auto& memory) const {
-    cpu::scan_prefill(params, memory(cpu::prefill_workspace_bytes(params, pool)), pool);
-  }
-  void launch(const UpdateParams& params, const Tensor& x) const {
-    const Workspace workspace(x, cpu::update_workspace_bytes(params, pool));
-    cpu::update_states(params, workspace.data(), pool);
-  }
-  void launch(const ConvForwardParams& params, const auto& memory) const {
-    cpu::causal_conv1d_forward(params, memory(cpu::workspace_bytes(params)), pool);
-  }
-  void launch(const ConvBackwardParams& params, const auto& memory) const {
-    cpu::causal_conv1d_backward(params, memory(cpu::workspace_bytes(params)), pool);
-  }
-  void launch(const ConvPrefillParams& params) const { cpu::causal_conv1d_prefill(params, pool); }
-  void launch(const ConvUpdateParams& params) const { cpu::causal_conv1d_update(params, pool); }
-  void launch(const DiagonalForwardParams& params, const auto& memory) const {
-    cpu::diagonal_scan_forward(params, memory(cpu::workspace_bytes(params, pool)), pool);
-  }
-  void launch(const DiagonalBackwardParams& params, const auto& memory) const {
-    cpu::diagonal_scan_backward(params, memory(cpu::workspace_bytes(params, pool)), pool);
-  }
-  void launch(const UnitaryForwardParams& params) const { cpu::unitary_scan_forward(params, pool); }
-  void launch(const UnitaryBackwardParams& params) const {
-    cpu::unitary_scan_backward(params, pool);
-  }
-  void launch(const NormForwardParams& params, const auto& memory) const {
-    cpu::norm_forward(params, memory(cpu::workspace_bytes(params, pool)), pool);
-  }
-  void launch(const NormBackwardParams& params, const auto& memory) const {
-    cpu::norm_backward(params, memory(cpu::workspace_bytes(params, pool)), pool);
+  void launch(const auto& params, const auto& memory) const {
+    cpu::launch(params, memory(cpu::workspace_bytes(params, pool)), pool);
   }
 
   cpu::ThreadPool pool = torch_thread_pool();
@@ -132,7 +82,7 @@ std::string cpu_build_info() {
 }  // namespace
 
 const ScanOps kCpuScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd_out<CpuBackend>};
+const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd<CpuBackend, Tensor>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
   define_scans(m);

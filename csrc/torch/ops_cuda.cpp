@@ -31,7 +31,6 @@ struct CudaBackend {
   /// The host does not read values. The kernels clamp boundaries, take indices out of range for
   /// padding, and do no harm whatever the values are.
   void check(const auto&) const {}
-  void check_indices(const auto&) const {}
   int64_t num_segments(const auto& params) const { return cuda::num_segments(params); }
 
   void launch(const ForwardParams& params, const Memory& memory) const {
@@ -57,7 +56,7 @@ struct CudaBackend {
   void launch(const PrefillParams& params, const Memory& memory) const {
     STD_CUDA_CHECK(cuda::scan_prefill(params, memory, stream));
   }
-  void launch(const UpdateParams& params, const Tensor&) const {
+  void launch(const UpdateParams& params, const Memory&) const {
     STD_CUDA_CHECK(cuda::update_states(params, stream));
   }
   void launch(const ConvForwardParams& params, const Memory&) const {
@@ -66,10 +65,10 @@ struct CudaBackend {
   void launch(const ConvBackwardParams& params, const Memory& memory) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, memory, stream));
   }
-  void launch(const ConvPrefillParams& params) const {
+  void launch(const ConvPrefillParams& params, const Memory&) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_prefill(params, stream));
   }
-  void launch(const ConvUpdateParams& params) const {
+  void launch(const ConvUpdateParams& params, const Memory&) const {
     STD_CUDA_CHECK(cuda::causal_conv1d_update(params, stream));
   }
   void launch(const DiagonalForwardParams& params, const Memory& memory) const {
@@ -78,10 +77,10 @@ struct CudaBackend {
   void launch(const DiagonalBackwardParams& params, const Memory& memory) const {
     STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, memory, stream));
   }
-  void launch(const UnitaryForwardParams& params) const {
+  void launch(const UnitaryForwardParams& params, const Memory&) const {
     STD_CUDA_CHECK(cuda::unitary_scan_forward(params, stream));
   }
-  void launch(const UnitaryBackwardParams& params) const {
+  void launch(const UnitaryBackwardParams& params, const Memory&) const {
     STD_CUDA_CHECK(cuda::unitary_scan_backward(params, stream));
   }
   void launch(const NormForwardParams& params, const Memory&) const {
@@ -135,7 +134,8 @@ std::string cuda_device_facts(int64_t device) {
 }  // namespace
 
 const ScanOps kCudaScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>, &causal_conv1d_bwd_out<CudaBackend>};
+const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>,
+                           &causal_conv1d_bwd<CudaBackend, Tensor>};
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");

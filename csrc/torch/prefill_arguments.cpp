@@ -23,18 +23,6 @@ ArrayView projection_view(const Tensor& tensor, bool is_complex) {
                     is_complex);
 }
 
-StateSlots slots_of(const PrefillArguments& args, const PrefillParams& params) {
-  StateSlots slots = state_slots(params.packed.count, args.cache_indices, args.has_initial_state,
-                                 args.pad_slot_id);
-  slots.slots = args.states.size(0);
-  slots.channels = params.dim;
-  slots.dstate = params.dstate;
-  slots.is_complex = params.is_complex;
-  slots.is_double = params.is_double;
-  slots.pool = state_view(args.states);
-  return slots;
-}
-
 }  // namespace
 
 ArrayView prefill_view(const Tensor& tensor) {
@@ -69,7 +57,10 @@ PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dsta
   if (args.z) params.z = prefill_view(*args.z);
   if (args.input_delta) params.input_delta = prefill_view(*args.input_delta);
   if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
-  params.slots = slots_of(args, params);
+  params.slots = state_slots(args.states, params.packed.count, args.cache_indices,
+                             args.has_initial_state, args.pad_slot_id);
+  params.slots.is_complex = params.is_complex;
+  params.slots.is_double = params.is_double;
   params.checkpoint_every = args.checkpoint_every;
   if (args.first_position) params.first_positions = index_view(*args.first_position);
   if (args.checkpoint_slots) params.checkpoint_slots = index_view(*args.checkpoint_slots);

@@ -1,17 +1,9 @@
 // The op of chunked prefill on one backend.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for it besides:
 //
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
 //   static constexpr bool kSavesStates
 //       Whether checkpoints are found from states that the scan saves on its way.
-//   explicit Backend(const Tensor& u)
-//       Selects the device of u.
-//   void check(const PrefillParams& params) const
-//       Refuses values of boundaries, indices and positions, where they can be looked at.
-//   void launch(const PrefillParams& params, const auto& memory) const
-//       Runs it. memory(int64_t bytes) returns the void* of its scratch memory.
 #pragma once
 
 #include "prefill_arguments.h"

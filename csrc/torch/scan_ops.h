@@ -1,21 +1,12 @@
 // The forward and backward ops of one backend: validate, allocate, launch.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
 //   static constexpr bool kIsMatrixA
 //   using Forward, using Backward
 //       Whether A is (dim, dstate, dstate), and the parameters of the passes; see DiagonalA.
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
-//   explicit Backend(const Tensor& u)
-//       Selects the device of u.
-//   void check(const PackedSequences& packed) const
-//       Refuses boundaries that do not rise, where they can be looked at.
-//   void launch(const Forward& params, const auto& memory) const
-//   void launch(const Backward& params, const auto& memory) const
-//       Runs a pass. memory(int64_t bytes) returns the void* of its scratch memory.
 //   void launch(const auto& params, const auto& memory, const StateExchange& exchange) const
-//       Runs one that asks what enters, if it can do better than two that do so in between.
+//       Runs a pass that asks what enters, if it can do better than two that do so in between.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -31,6 +22,7 @@
 
 #include "../core/matrix_params.h"
 #include "../core/state_exchange.h"
+#include "backend.h"
 #include "optional_results.h"
 #include "ranks.h"
 #include "scan_arguments.h"
@@ -54,14 +46,15 @@ struct MatrixA {
 /// or one state to save.
 constexpr int64_t kStatesPadding = 2;
 
+inline int64_t num_saved_values(int64_t num_states, const auto& params) {
+  return num_states * params.batch * params.dim * params.dstate + kStatesPadding;
+}
 inline int64_t num_saved_values(const ScanParams& params) {
-  return num_saved_states(params.seqlen) * params.batch * params.dim * params.dstate +
-         kStatesPadding;
+  return num_saved_values(num_saved_states(params.seqlen), params);
 }
 
 inline Tensor new_states(const Tensor& u, const ScanParams& params) {
-  const std::array<int64_t, 1> shape = {num_saved_values(params)};
-  return allocate(u, shape, state_dtype(params));
+  return allocate(u, {num_saved_values(params)}, state_dtype(params));
 }
 
 inline bool is_empty(const ScanParams& params) {
@@ -70,12 +63,10 @@ inline bool is_empty(const ScanParams& params) {
 
 /// Memory for what all steps do.
 inline Tensor new_own(const Tensor& u, const ForwardParams& params) {
-  const std::array<int64_t, 4> shape = {params.batch, 2, params.dim, params.dstate};
-  return allocate(u, shape, state_dtype(params));
+  return allocate(u, {params.batch, 2, params.dim, params.dstate}, state_dtype(params));
 }
 inline Tensor new_own(const Tensor& u, const BackwardParams& params) {
-  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
-  return allocate(u, shape, state_dtype(params));
+  return allocate(u, {params.batch, params.dim, params.dstate}, state_dtype(params));
 }
 
 /// Says that there are no steps.
@@ -212,10 +203,6 @@ inline bool is_readable(const Tensor& states) {
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-inline Tensor new_gradient(const OptionalTensor& input) {
-  return input ? allocate_like(*input) : Tensor();
-}
-
 /// Writes all of `gradients`. The gradient of the last state is what `enter` gives, if there is
 /// one.
 template <class Backend>
@@ -228,10 +215,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   const ScanArguments& args = problem.args;
   auto params = problem.template inputs<typename Backend::Backward>();
   if (is_empty(params)) {
-    for (Tensor gradient :
-         {du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dinitial_state, dinput_delta}) {
-      if (gradient.defined()) torch::stable::zero_(gradient);
-    }
+    fill_with_zeros(gradients);
     if constexpr (!Backend::kIsMatrixA) {
       if (enter != nullptr) (*enter)(new_own(args.u, params));
     }
@@ -270,8 +254,9 @@ ScanResults scan_forward(const ScanArguments& args, bool save_states, const Ente
                          bool is_told) {
   const Problem<Backend> problem(args);
   auto params = problem.template inputs<typename Backend::Forward>();
-  const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
-  Tensor out = allocate_like(args.u), last_state = allocate(args.u, shape, state_dtype(params));
+  const Tensor out = allocate_like(args.u);
+  const Tensor last_state =
+      allocate(args.u, {params.sequences(), params.dim, params.dstate}, state_dtype(params));
   params.out = sequence_view(out, args.reverse);
   params.last_state = state_view(last_state);
   OptionalTensor states;
@@ -304,11 +289,11 @@ AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout
                           allocate_like(args.A),
                           allocate_like(args.B),
                           allocate_like(args.C),
-                          new_gradient(args.D),
-                          new_gradient(args.z),
-                          new_gradient(args.delta_bias),
-                          new_gradient(args.initial_state),
-                          new_gradient(args.input_delta)};
+                          allocate_like(args.D),
+                          allocate_like(args.z),
+                          allocate_like(args.delta_bias),
+                          allocate_like(args.initial_state),
+                          allocate_like(args.input_delta)};
   scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
   return made;
 }
@@ -328,10 +313,10 @@ OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& 
   check_given_gradient("dB", dB, "B", args.B);
   check_given_gradient("dC", dC, "C", args.C);
   check_given_gradient("dz", dz, "z", args.z);
-  const Tensor dA = allocate_like(args.A), dD = new_gradient(args.D);
-  const Tensor ddelta_bias = new_gradient(args.delta_bias);
-  const Tensor dinitial_state = new_gradient(args.initial_state);
-  const Tensor dinput_delta = new_gradient(args.input_delta);
+  const Tensor dA = allocate_like(args.A), dD = allocate_like(args.D);
+  const Tensor ddelta_bias = allocate_like(args.delta_bias);
+  const Tensor dinitial_state = allocate_like(args.initial_state);
+  const Tensor dinput_delta = allocate_like(args.input_delta);
   scan_backward(
       problem, dout, dlast_state, states,
       {du, ddelta, dA, dB, dC, dD, or_undefined(dz), ddelta_bias, dinitial_state, dinput_delta},

@@ -2,9 +2,13 @@
 
 namespace selective_scan::op {
 
-StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
+StateSlots state_slots(const Tensor& pool, int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
   StateSlots slots;
+  slots.pool = state_view(pool);
+  slots.slots = pool.size(0);
+  slots.channels = pool.size(1);
+  slots.dstate = pool.size(2);
   slots.sequences = sequences;
   slots.pad_slot_id = pad_slot_id;
   if (cache_indices) slots.indices = index_view(*cache_indices);
@@ -16,10 +20,7 @@ StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
 }
 
 void check_slots(const StateSlots& slots) {
-  if (!slots.indices.present()) return;
-  for (int64_t i = 0; i < slots.sequences; ++i) {
-    check_slot("cache_indices", slots.indices.at(i), slots);
-  }
+  check_slots("cache_indices", slots.indices, slots.sequences, slots);
 }
 
 }  // namespace selective_scan::op

@@ -7,8 +7,9 @@
 
 namespace selective_scan::op {
 
-/// Fills in what these arguments say; the pool is still to be filled in.
-StateSlots state_slots(int64_t sequences, const OptionalTensor& cache_indices,
+/// Fills in what these arguments say; `pool` is (slots, channels, states). Whether states are
+/// complex or double is still to be said.
+StateSlots state_slots(const Tensor& pool, int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id);
 
 /// Refuses an index of a slot that there is not; `Pool` has `slots` and pad_slot_id.
@@ -18,7 +19,13 @@ void check_slot(const char* name, int64_t index, const Pool& pool) {
     fail(name, " must be less than slots = ", pool.slots, ", got ", index);
   }
 }
-/// Checks the slots of all sequences; reads the indices, so that they must be the host's.
+/// Checks `count` indices, if there are any; reads them, so that they must be the host's.
+template <class Pool>
+void check_slots(const char* name, const IndexArray& indices, int64_t count, const Pool& pool) {
+  if (!indices.present()) return;
+  for (int64_t i = 0; i < count; ++i) check_slot(name, indices.at(i), pool);
+}
+/// Checks those of all sequences.
 void check_slots(const StateSlots& slots);
 
 }  // namespace selective_scan::op

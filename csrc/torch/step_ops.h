@@ -22,6 +22,7 @@
 
 #include <memory>
 
+#include "backend.h"
 #include "prepared_step.h"
 
 namespace selective_scan::op {
@@ -51,9 +52,9 @@ Tensor run_step(StepParams params, const Tensor& hidden, const OptionalTensor& h
                 const OptionalTensor& workspace) {
   const Backend backend(hidden);
   backend.check_indices(params);
-  const std::array<int64_t, 3> sizes = {params.batch, params.steps,
-                                        head ? params.vocabulary : params.dim};
-  const Tensor out = allocate(hidden, sizes, dtype_of(head ? *head : hidden));
+  const int64_t width = head ? params.vocabulary : params.dim;
+  const Tensor out =
+      allocate(hidden, {params.batch, params.steps, width}, dtype_of(head ? *head : hidden));
   if (out.numel() == 0) return out;
   params.out = view_of(out, &ArrayView::batch, &ArrayView::step, &ArrayView::channel);
   launch_step(backend, params, hidden, workspace);

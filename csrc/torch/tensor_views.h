@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "../core/params.h"
@@ -146,15 +147,15 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
 }
 
 /// Contiguous.
-template <size_t kRank>
-Tensor allocate(const Tensor& like, const std::array<int64_t, kRank>& sizes, ScalarType dtype) {
-  std::array<int64_t, kRank> strides;
+inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype) {
+  constexpr size_t kMostDims = 64;  // of PyTorch's tensors
+  std::array<int64_t, kMostDims> strides;
   int64_t stride = 1;
-  for (size_t i = kRank; i-- > 0;) {
+  for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = stride;
     stride *= std::max<int64_t>(sizes[i], 1);
   }
-  return allocate(like, sizes, strides, dtype);
+  return allocate(like, sizes, {strides.data(), sizes.size()}, dtype);
 }
 
 /// Gives what torch.empty_like gives.
@@ -163,6 +164,10 @@ inline Tensor allocate_like(const Tensor& tensor) {
     return with_huge_pages(allocating(tensor, [&] { return torch::stable::empty_like(tensor); }));
   }
   return allocate(tensor, tensor.sizes(), tensor.strides(), dtype_of(tensor));
+}
+/// Undefined where there is none.
+inline Tensor allocate_like(const OptionalTensor& tensor) {
+  return tensor ? allocate_like(*tensor) : Tensor();
 }
 
 /// empty_like with another dtype; torch::stable's has no such argument.
@@ -173,17 +178,30 @@ inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
   });
 }
 
-inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype) {
-  return allocating(like, sizes, dtype,
-                    [&] { return torch::stable::new_empty(like, sizes, dtype); });
-}
 inline Tensor as_contiguous(const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
 }
-/// Casts where the dtypes are not the same.
-inline void copy(const Tensor& target, const Tensor& source) {
+/// Returns the target. Casts where the dtypes are not the same.
+inline Tensor copy(const Tensor& target, const Tensor& source) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
+  return target;
+}
+/// The tensor itself where it has this dtype.
+inline Tensor cast(const Tensor& tensor, ScalarType dtype) {
+  if (dtype_of(tensor) == dtype) return tensor;
+  const Tensor result = tensor.is_contiguous()
+                            ? allocate(tensor, tensor.sizes(), tensor.strides(), dtype)
+                            : empty_like(tensor, dtype);
+  return copy(result, tensor);
+}
+/// Fills those that are defined.
+template <class... Tensors>
+void fill_with_zeros(const std::tuple<Tensors...>& tensors) {
+  const auto fill = [](Tensor tensor) {
+    if (tensor.defined()) torch::stable::zero_(tensor);
+  };
+  std::apply([&](const auto&... all) { (fill(all), ...); }, tensors);
 }
 /// Copies where a view cannot have these sizes.
 inline Tensor reshaped(const Tensor& tensor, IntHeaderOnlyArrayRef sizes) {
@@ -196,31 +214,6 @@ inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims,
   for (const int64_t dim : dims) sizes[dim] = 1;
   return allocating(tensor, sizes_of(sizes), dtype_of(tensor),
                     [&] { return torch::stable::sum(tensor, sizes_of(dims), keepdim); });
-}
-
-/// Scratch memory that lives as long as this object; null for 0 bytes.
-class Workspace {
- public:
-  Workspace(const Tensor& like, int64_t bytes) {
-    if (bytes == 0) return;
-    const std::array<int64_t, 1> shape = {bytes};
-    storage_ = allocate(like, shape, ScalarType::Byte);
-    data_ = storage_->mutable_data_ptr();
-  }
-
-  void* data() const { return data_; }
-
- private:
-  OptionalTensor storage_;
-  void* data_ = nullptr;
-};
-
-/// Has a backend run a pass, which may ask for scratch memory whenever it likes.
-template <class Backend, class Params>
-void launch_with_workspace(const Backend& backend, const Tensor& like, const Params& params) {
-  std::vector<Workspace> workspaces;
-  backend.launch(params,
-                 [&](int64_t bytes) { return workspaces.emplace_back(like, bytes).data(); });
 }
 
 }  // namespace selective_scan::op

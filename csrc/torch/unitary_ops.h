@@ -1,20 +1,13 @@
 // The forward and backward ops of the adaptive unitary scan on one backend: theta by matrix
 // products, slab by slab, and kernels that scan each slab.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides:
 //
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
 //   static constexpr int64_t kThetaBytes
 //       How large theta of one slab may be.
 //   static constexpr int64_t kLanes
 //   static constexpr bool kChannelsLast
 //       How theta lies in memory; see ThetaLayout.
-//   explicit Backend(const Tensor& u)
-//       Selects the device of u.
-//   void launch(const UnitaryForwardParams& params) const
-//   void launch(const UnitaryBackwardParams& params) const
-//       Runs a pass over one slab.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -26,28 +19,22 @@
 #include <tuple>
 #include <vector>
 
+#include "backend.h"
 #include "dispatcher.h"
 #include "optional_results.h"
+#include "scan_ops.h"
 #include "unitary_arguments.h"
 
 namespace selective_scan::op {
 
 using torch::stable::transpose;
 
-inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  return allocate(like, sizes_of(shape), dtype);
-}
-inline Tensor new_zeros_of(const Tensor& like, const std::vector<int64_t>& shape,
-                           ScalarType dtype) {
-  Tensor tensor = new_tensor(like, shape, dtype);
+inline Tensor new_zeros_of(const Tensor& like, IntHeaderOnlyArrayRef shape, ScalarType dtype) {
+  Tensor tensor = allocate(like, shape, dtype);
   return torch::stable::zero_(tensor);
 }
 inline Tensor part_of(Tensor tensor, int64_t dim, int64_t start, int64_t length) {
   return torch::stable::narrow(tensor, dim, start, length);
-}
-inline Tensor converted(const Tensor& tensor, ScalarType dtype) {
-  return allocating(tensor, tensor.sizes(), dtype,
-                    [&] { return torch::stable::to(tensor, dtype); });
 }
 inline Tensor plus(const Tensor& a, const Tensor& b) {
   return allocating(a, [&] { return torch::stable::subtract(a, b, -1.0); });
@@ -72,7 +59,7 @@ inline Tensor product(const Tensor& rows, const Tensor& matrices) {
   const int64_t blocks = matrices.size(0);
   std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
   shape.back() = blocks * matrices.size(2);
-  const Tensor result = new_tensor(rows, shape, rows.scalar_type());
+  const Tensor result = allocate(rows, sizes_of(shape), rows.scalar_type());
   if (blocks == 1) {
     multiply("aten::matmul", rows, torch::stable::select(matrices, 0, 0), result);
   } else {
@@ -83,8 +70,7 @@ inline Tensor product(const Tensor& rows, const Tensor& matrices) {
 /// Sums of outer products: (..., blocks·n) and (..., blocks·k) give (blocks, n, k).
 inline Tensor outer_product(const Tensor& left, const Tensor& right, int64_t blocks) {
   const Tensor columns = transpose(by_block(left, blocks), 1, 2), rows = by_block(right, blocks);
-  const Tensor result =
-      new_tensor(left, {blocks, columns.size(1), rows.size(2)}, left.scalar_type());
+  const Tensor result = allocate(left, {blocks, columns.size(1), rows.size(2)}, left.scalar_type());
   if (blocks == 1) {
     const auto matrix = [](const Tensor& tensor) { return torch::stable::select(tensor, 0, 0); };
     multiply("aten::matmul", matrix(columns), matrix(rows), matrix(result));
@@ -93,10 +79,6 @@ inline Tensor outer_product(const Tensor& left, const Tensor& right, int64_t blo
   }
   return result;
 }
-inline Tensor copied_into(Tensor target, const Tensor& source) {
-  return torch::stable::copy_(target, source);
-}
-
 /// How theta of a slab lies in memory: (batch, step, row), where a row stands for a channel and a
 /// state. Channels last: rows are (group, state, channel of the group), the last dimension padded
 /// to a multiple of kLanes. Else rows are (group, channel of the group, state).
@@ -121,10 +103,10 @@ struct ThetaLayout {
   /// (dim, dstate, k) as (row, k), zero where rows are padding.
   Tensor to_rows(const Tensor& tensor, ScalarType dtype) const {
     const int64_t k = tensor.size(2);
-    if (!channels_last) return converted(reshaped(tensor, {dim * dstate, k}), dtype);
+    if (!channels_last) return cast(reshaped(tensor, {dim * dstate, k}), dtype);
     Tensor rows_of_all = new_zeros_of(tensor, {groups, dstate, padded_channels, k}, dtype);
     const Tensor channels = part_of(rows_of_all, 2, 0, group_channels);
-    copied_into(channels, transpose(reshaped(tensor, {groups, group_channels, dstate, k}), 1, 2));
+    copy(channels, transpose(reshaped(tensor, {groups, group_channels, dstate, k}), 1, 2));
     return reshaped(rows_of_all, {rows(), k});
   }
 
@@ -209,24 +191,14 @@ inline Tensor slab_of(const Tensor& tensor, const Slab& slab, int64_t step_dim) 
 /// u of a slab, (batch, step, channel), in the compute type; a view of u where that is its type,
 /// for a matrix product takes either order of dimensions as it is.
 inline Tensor slab_inputs(const Tensor& u, const Slab& slab, ScalarType dtype) {
-  return converted(transpose(slab_of(u, slab, 2), 1, 2), dtype);
+  return cast(transpose(slab_of(u, slab, 2), 1, 2), dtype);
 }
 
 inline Tensor initial_states(const UnitaryScanParams& params, const Tensor& u,
                              const OptionalTensor& given) {
   const ScalarType dtype = float_dtype(params.is_double, true);
-  const std::vector<int64_t> shape = {params.batch, params.dim, params.dstate};
-  if (!given) return new_zeros_of(u, shape, dtype);
-  return copied_into(new_tensor(u, shape, dtype), *given);
-}
-
-/// The saved states are one flat tensor with some zeros at its end: torch.compile makes a graph of
-/// its own for every size of 0 and of 1, and short sequences have no or one state to save.
-constexpr int64_t kUnitaryStatesPadding = 2;
-
-inline int64_t num_saved_unitary_values(const UnitaryScanParams& params) {
-  return num_saved_unitary_states(params.seqlen) * params.batch * params.dim * params.dstate +
-         kUnitaryStatesPadding;
+  const std::array<int64_t, 3> shape = {params.batch, params.dim, params.dstate};
+  return given ? copy(allocate(u, shape, dtype), *given) : new_zeros_of(u, shape, dtype);
 }
 
 /// x, (dim, dstate, block), as (dim / block, rows of a block, block).
@@ -247,9 +219,9 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const Unita
   Tensor last_state = initial_states(params, u, initial_state);
   OptionalTensor states;
   if (save_states) {
-    const int64_t saved = num_saved_unitary_values(params);
-    states = new_tensor(u, {saved}, float_dtype(params.is_double, true));
-    Tensor padding = part_of(*states, 0, saved - kUnitaryStatesPadding, kUnitaryStatesPadding);
+    const int64_t saved = num_saved_values(num_saved_unitary_states(params.seqlen), params);
+    states = allocate(u, {saved}, float_dtype(params.is_double, true));
+    Tensor padding = part_of(*states, 0, saved - kStatesPadding, kStatesPadding);
     torch::stable::zero_(padding);
   }
   if (u.numel() == 0) return {out, last_state, states};
@@ -263,7 +235,7 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const Unita
     const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
     params.theta = layout.view(theta, slab.batches, slab.steps);
-    backend.launch(params);
+    launch_with_workspace(backend, u, params);
   }
   return {out, last_state, states};
 }
@@ -279,7 +251,8 @@ inline void check_unitary_gradients(const UnitaryScanParams& params, const Tenso
   if (dout) check("dout", *dout, u.scalar_type(), {batch, dim, {"seqlen", params.seqlen}});
   if (dlast_state) check("dlast_state", *dlast_state, state_dtype, {batch, dim, dstate});
   if (!states || states->numel() == 0) return;
-  check("states", *states, state_dtype, {{"saved values", num_saved_unitary_values(params)}});
+  check("states", *states, state_dtype,
+        {{"saved values", num_saved_values(num_saved_unitary_states(params.seqlen), params)}});
   if (!states->is_contiguous()) fail("states must be contiguous");
 }
 
@@ -303,7 +276,7 @@ class WeightGradient {
 
   SlabArray terms(const ThetaLayout& layout, const Slab& slab) {
     if (!is_variable_) return {};
-    terms_ = new_tensor(gradient_, {2, slab.batches, slab.steps, layout.rows()}, dtype_);
+    terms_ = allocate(gradient_, {2, slab.batches, slab.steps, layout.rows()}, dtype_);
     return layout.view(terms_, slab.batches, slab.steps);
   }
 
@@ -311,11 +284,11 @@ class WeightGradient {
     if (!is_variable_) return;
     Tensor summed = layout.sum_over_channels(terms_, slab.batches, slab.steps);
     if (gradient_.dim() == 3) summed = torch::stable::squeeze(summed, 1);
-    copied_into(view_as_real(slab_of(gradient_, slab, gradient_.dim() - 1)), summed);
+    copy(view_as_real(slab_of(gradient_, slab, gradient_.dim() - 1)), summed);
   }
 
   Tensor finish() {
-    if (!is_variable_) copied_into(view_as_real(gradient_), sum_over(sums_, {0, 1}));
+    if (!is_variable_) copy(view_as_real(gradient_), sum_over(sums_, {0, 1}));
     return gradient_;
   }
 
@@ -342,7 +315,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
 
   Tensor du = allocate_like(u);
   Tensor ddt = allocate_like(dt);
-  Tensor dz = z ? allocate_like(*z) : Tensor();
+  Tensor dz = allocate_like(z);
   const Tensor state_gradient = initial_states(params, u, dlast_state);
   const Tensor theta_sums = new_zeros_of(u, {params.batch, params.dim, params.dstate}, dtype);
   const Tensor D_sums = new_zeros_of(u, {params.batch, params.dim}, dtype);
@@ -375,7 +348,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       const Tensor inputs = slab_inputs(u, *slab, dtype);
       const Tensor theta = product(inputs, x_columns);
       const int64_t padded_dim = layout.groups * layout.padded_channels;
-      const Tensor du_direct = new_tensor(u, {slab->batches, slab->steps, padded_dim}, dtype);
+      const Tensor du_direct = allocate(u, {slab->batches, slab->steps, padded_dim}, dtype);
       set_slab(params, *slab);
       params.theta = layout.view(theta, slab->batches, slab->steps);
       params.du.data = du_direct.mutable_data_ptr();
@@ -385,7 +358,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       params.du.channel = 1;
       params.db_terms = db.terms(layout, *slab);
       params.dc_terms = dc.terms(layout, *slab);
-      backend.launch(params);
+      launch_with_workspace(backend, u, params);
 
       const Tensor& dtheta = theta;  // in place
       const Tensor direct = reshaped(
@@ -394,7 +367,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
                   3, 0, layout.group_channels),
           {slab->batches, slab->steps, params.dim});
       const Tensor du_slab = plus(product(dtheta, x_rows), direct);
-      copied_into(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
+      copy(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
       dx_rows = plus(dx_rows, outer_product(dtheta, inputs, blocks));
       db.take_terms(layout, *slab);
       dc.take_terms(layout, *slab);
@@ -402,7 +375,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
   }
 
   const auto as_gradient_of = [](const Tensor& input, const Tensor& values) {
-    return copied_into(allocate_like(input), values);
+    return copy(allocate_like(input), values);
   };
   const Tensor dinitial_state =
       initial_state ? as_gradient_of(*initial_state, state_gradient) : Tensor();

@@ -1,5 +1,7 @@
 #include "update_arguments.h"
 
+#include <utility>
+
 #include "checked_call.h"
 #include "scan_arguments.h"
 #include "state_slots.h"
@@ -21,12 +23,9 @@ ArrayView with_heads(ArrayView view, const UpdateArguments& args, const UpdatePa
 }
 
 IndexArray indices_of(const OptionalTensor& tensor) {
-  IndexArray indices;
-  if (!tensor) return indices;
-  indices.data = tensor->const_data_ptr();
-  indices.is_wide = dtype_of(*tensor) == ScalarType::Long;
-  indices.batch = tensor->stride(0);
-  if (tensor->dim() == 2) indices.step = tensor->stride(1);
+  if (!tensor) return {};
+  IndexArray indices = index_view(*tensor);
+  if (tensor->dim() == 1) std::swap(indices.batch, indices.step);  // one for all of a row's steps
   return indices;
 }
 

@@ -1,21 +1,11 @@
 // The op of the state update on one backend.
-//
-// A Backend names where the kernels run. It has:
-//
-//   static constexpr int64_t kMaxDstate
-//       The largest dstate; 0 says that there is no limit.
-//   explicit Backend(const Tensor& x)
-//       Selects the device of x.
-//   void check_indices(const UpdateParams& params) const
-//       Refuses indices of slots that there are not, if the host can read them.
-//   void launch(const UpdateParams& params, const Tensor& x) const
-//       Runs the update; scratch memory is allocated like x.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "backend.h"
 #include "update_arguments.h"
 
 namespace selective_scan::op {
@@ -25,11 +15,11 @@ template <class Backend>
 Tensor selective_state_update(const UpdateArguments& args) {
   UpdateParams params = make_update_params(args, Backend::kMaxDstate);
   const Backend backend(args.x);
-  backend.check_indices(params);
+  backend.check(params);
   const Tensor result = args.out ? Tensor() : allocate_like(args.x);
   if (args.x.numel() == 0) return result;
   params.out = update_view(args.out ? *args.out : result, args, params);
-  backend.launch(params, args.x);
+  launch_with_workspace(backend, args.x, params);
   return result;
 }
 

@@ -1,6 +1,6 @@
 // The causal convolution on the CPU: how it is divided, and the sums of what the tasks leave.
 
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 
@@ -89,16 +89,12 @@ void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_par
 
 }  // namespace
 
-int64_t workspace_bytes(const ConvForwardParams&) {
-  return 0;
-}
-
-int64_t workspace_bytes(const ConvBackwardParams& params) {
+int64_t workspace_bytes(const ConvBackwardParams& params, const ThreadPool&) {
   const int64_t value = params.is_double ? 8 : 4;
   return params.batch * split_of(params).segments * part_values(params) * value;
 }
 
-void causal_conv1d_forward(const ConvForwardParams& params, void*, const ThreadPool& pool) {
+void launch(const ConvForwardParams& params, void*, const ThreadPool& pool) {
   const ConvKernels& kernels = kernels_for(params);
   const ConvSplit split = split_of(params);
   for_each_task(params, split, pool,
@@ -106,11 +102,11 @@ void causal_conv1d_forward(const ConvForwardParams& params, void*, const ThreadP
   if (params.final_states.present()) for_each_end(params, split, pool, kernels.end_forward);
 }
 
-void causal_conv1d_prefill(const ConvPrefillParams& params, const ThreadPool& pool) {
+void launch(const ConvPrefillParams& params, void* workspace, const ThreadPool& pool) {
   const StateSlots& slots = params.slots;
   for (int64_t i = 0; i < slots.sequences; ++i)
     load_slot(slots, i, params.as_states(params.initial_states));
-  causal_conv1d_forward(params, nullptr, pool);
+  launch(static_cast<const ConvForwardParams&>(params), workspace, pool);
   for (int64_t i = 0; i < slots.sequences; ++i) {
     const int64_t slot = slots.of(i);
     if (slot == StateSlots::kNone) {
@@ -121,8 +117,7 @@ void causal_conv1d_prefill(const ConvPrefillParams& params, const ThreadPool& po
   }
 }
 
-void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
-                            const ThreadPool& pool) {
+void launch(const ConvBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const ConvKernels& kernels = kernels_for(params);
   const ConvSplit split = split_of(params);
   const int64_t part_bytes = part_values(params) * (params.is_double ? 8 : 4);
@@ -139,7 +134,7 @@ void causal_conv1d_backward(const ConvBackwardParams& params, void* workspace,
   if (params.dinitial_states.present()) for_each_end(params, split, pool, kernels.end_backward);
 }
 
-void causal_conv1d_update(const ConvUpdateParams& params, const ThreadPool& pool) {
+void launch(const ConvUpdateParams& params, void*, const ThreadPool& pool) {
   const ConvKernels& kernels = kernels_for(params);
   const ConvSplit split = split_of(params);
   const bool is_small = params.batch * params.dim * params.seqlen < kSmallUpdate;

@@ -4,7 +4,7 @@
 // h -> product·h + offset of every segment, the state with which every segment begins, and the scan
 // itself. Rows that are many are scanned at once.
 
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -157,8 +157,7 @@ int64_t workspace_bytes(const DiagonalBackwardParams& params, const ThreadPool& 
   return Calls(params, params_of, true, pool).workspace_bytes(bytes_of_call);
 }
 
-void diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
-                           const ThreadPool& pool) {
+void launch(const DiagonalForwardParams& params, void* workspace, const ThreadPool& pool) {
   const DiagonalKernels& kernels = kernels_for(params);
   run_calls(params, workspace, pool,
             [&](const DiagonalForwardParams& call, void* memory, const ThreadPool& threads) {
@@ -166,8 +165,7 @@ void diagonal_scan_forward(const DiagonalForwardParams& params, void* workspace,
             });
 }
 
-void diagonal_scan_backward(const DiagonalBackwardParams& params, void* workspace,
-                            const ThreadPool& pool) {
+void launch(const DiagonalBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const DiagonalKernels& kernels = kernels_for(params);
   run_calls(params, workspace, pool,
             [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {

@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 
@@ -77,15 +77,15 @@ struct BackwardPlan : Plan {
 
 }  // namespace
 
-int64_t forward_workspace_bytes(const MatrixForwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const MatrixForwardParams& params, const ThreadPool& pool) {
   return ForwardPlan(params, nullptr, pool).arena.bytes;
 }
 
-int64_t backward_workspace_bytes(const MatrixBackwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const MatrixBackwardParams& params, const ThreadPool& pool) {
   return BackwardPlan(params, nullptr, pool).arena.bytes;
 }
 
-void scan_forward(const MatrixForwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const MatrixForwardParams& params, void* workspace, const ThreadPool& pool) {
   const ForwardPlan plan(params, workspace, pool);
   plan.reduce(params, plan.scratch, pool);
   run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {
@@ -94,7 +94,7 @@ void scan_forward(const MatrixForwardParams& params, void* workspace, const Thre
   });
 }
 
-void scan_backward(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const MatrixBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const BackwardPlan plan(params, workspace, pool);
   plan.reduce(MatrixForwardParams(params, params.A_column), plan.scratch, pool);
   run_tasks(plan.partition.chains(), plan.workers, pool, [&](int64_t task, int64_t worker) {

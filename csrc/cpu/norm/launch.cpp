@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 
@@ -65,14 +65,14 @@ int64_t workspace_bytes(const NormBackwardParams& params, const ThreadPool& pool
   return NormPlan(params, params.dweight.present(), pool, nullptr).arena.bytes;
 }
 
-void norm_forward(const NormForwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const NormForwardParams& params, void* workspace, const ThreadPool& pool) {
   const NormPlan plan(params, false, pool, workspace);
   plan.run(params, pool, [&](const NormTask& task, void* scratch, void*) {
     plan.kernels.forward(params, task, scratch);
   });
 }
 
-void norm_backward(const NormBackwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const NormBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const bool has_parts = params.dweight.present();
   const NormPlan plan(params, has_parts, pool, workspace);
   plan.run(params, pool, [&](const NormTask& task, void* scratch, void* part) {

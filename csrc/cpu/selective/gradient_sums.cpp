@@ -30,13 +30,12 @@ template <class T>
 void sum_states(const BackwardParams& params, int64_t rows, const void* partials,
                 const ArrayView& gradient, int64_t channel) {
   const int64_t components = params.is_complex ? 2 : 1;
-  const int64_t per_row = params.dim * params.dstate * components;
   for (int64_t n = 0; n < params.dstate; ++n) {
     for (int64_t component = 0; component < components; ++component) {
       const int64_t index = (channel * params.dstate + n) * components + component;
       store_element<T>(gradient.data, gradient.dtype,
                        channel * gradient.channel + n * gradient.state + component * gradient.imag,
-                       row_sum<T>(partials, rows, per_row, index));
+                       row_sum<T>(partials, rows, state_values(params), index));
     }
   }
 }
@@ -49,9 +48,11 @@ void sum_channel(const BackwardParams& params, int64_t rows, const void* partial
                    row_sum<T>(partials, rows, params.dim, channel));
 }
 
+/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the sequences and,
+/// where these are segmented, over the sets of segments.
 template <class T>
-void sum_over_rows_of(const BackwardParams& params, const BackwardPartials& partials,
-                      int64_t channel) {
+void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
+                   int64_t channel) {
   if (partials.dA) sum_states<T>(params, partials.rows, partials.dA, params.dA, channel);
   if (!params.variable_B) sum_states<T>(params, partials.rows, partials.dB, params.dB, channel);
   if (!params.variable_C) sum_states<T>(params, partials.rows, partials.dC, params.dC, channel);
@@ -87,30 +88,16 @@ void sum_blocks_of(const BackwardParams& params, const BackwardPartials& partial
   }
 }
 
+/// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
 template <class T>
-void sum_over_blocks_of(const BackwardParams& params, const BackwardPartials& partials,
-                        int64_t batch, int64_t group, int64_t chunk) {
+void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,
+                     int64_t group, int64_t chunk) {
   if (partials.dB_blocks) {
     sum_blocks_of<T>(params, partials, partials.dB_blocks, params.dB, batch, group, chunk);
   }
   if (partials.dC_blocks) {
     sum_blocks_of<T>(params, partials, partials.dC_blocks, params.dC, batch, group, chunk);
   }
-}
-
-/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the sequences and,
-/// where these are segmented, over the sets of segments.
-void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
-                   int64_t channel) {
-  const auto sum = params.is_double ? &sum_over_rows_of<double> : &sum_over_rows_of<float>;
-  sum(params, partials, channel);
-}
-
-/// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
-void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,
-                     int64_t group, int64_t chunk) {
-  const auto sum = params.is_double ? &sum_over_blocks_of<double> : &sum_over_blocks_of<float>;
-  sum(params, partials, batch, group, chunk);
 }
 
 }  // namespace
@@ -156,17 +143,19 @@ BackwardPartials rows_from(const BackwardParams& params, BackwardPartials partia
 
 void sum_rows(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
               const ThreadPool& pool) {
+  const auto sum = params.is_double ? &sum_over_rows<double> : &sum_over_rows<float>;
   run_tasks(params.dim, workers, pool,
-            [&](int64_t channel, int64_t) { sum_over_rows(params, partials, channel); });
+            [&](int64_t channel, int64_t) { sum(params, partials, channel); });
 }
 
 void sum_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t workers,
                 const ThreadPool& pool) {
   if (!partials.dB_blocks && !partials.dC_blocks) return;
+  const auto sum = params.is_double ? &sum_over_blocks<double> : &sum_over_blocks<float>;
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
   run_tasks(params.batch * params.groups * chunks, workers, pool, [&](int64_t task, int64_t) {
     const int64_t row = task / chunks;
-    sum_over_blocks(params, partials, row / params.groups, row % params.groups, task % chunks);
+    sum(params, partials, row / params.groups, row % params.groups, task % chunks);
   });
 }
 

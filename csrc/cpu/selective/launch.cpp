@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -29,7 +29,8 @@ const Kernels& kernels_for(const ScanParams& params) {
   return chosen_capability().kernels[params.is_double][params.is_complex];
 }
 
-Partition partition_of(const ScanParams& params, int64_t lanes, int64_t block_channels) {
+Partition partition_of(const ScanParams& params, int64_t block_channels) {
+  const int64_t lanes = kernels_for(params).lanes;
   const int64_t lane_groups = lanes_are_groups(params, lanes) ? lanes : 1;
   return cpu::partition_of(params, params.batch, lane_groups, block_channels);
 }
@@ -69,20 +70,19 @@ int64_t workers_for(const ScanParams& params, int64_t tasks, const ThreadPool& p
   return workers_for(tasks, updates_of(params), kSerialUpdates, pool);
 }
 
-Partition forward_partition(const ScanParams& params, int64_t lanes, const ThreadPool& pool) {
-  if (!is_parallel(params, pool)) return partition_of(params, lanes, kLargestForwardBlock);
+Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
+  if (!is_parallel(params, pool)) return partition_of(params, kLargestForwardBlock);
   // A few tasks for each thread, so that they finish together.
   const int64_t channels = params.batch * params.dim / (4 * int64_t{pool.num_threads});
   const int64_t block = channels / kSmallestForwardBlock * kSmallestForwardBlock;
-  return partition_of(params, lanes,
-                      std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
+  return partition_of(params, std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
 }
 
-Partition backward_partition(const ScanParams& params, int64_t lanes) {
+Partition backward_partition(const ScanParams& params) {
   const int64_t group_channels = params.dim / params.groups;
   const int64_t blocks = std::max<int64_t>(group_channels / kSmallestBackwardBlock, 1);
   const int64_t block = ceil_div(group_channels, blocks);
-  return partition_of(params, lanes, round_up(block, kSmallestForwardBlock));
+  return partition_of(params, round_up(block, kSmallestForwardBlock));
 }
 
 /// The partition with the segments that the shape suggests.
@@ -100,42 +100,39 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
 }
 
 /// How a pass over one call is run, and its memory; over a null workspace it only measures.
-struct ForwardPlan {
+struct ScanPlan {
   const Kernels& kernels;
   Arena arena;
   Partition partition;
   Runs runs;
   int64_t workers;
+
+  /// Cuts `whole` into segments where a chain of so many channels would leave threads idle.
+  ScanPlan(const ScanParams& params, const Partition& whole, int64_t chain_channels,
+           void* workspace, const ThreadPool& pool)
+      : kernels(kernels_for(params)),
+        arena{static_cast<char*>(workspace)},
+        partition(segmented(whole, params, kernels, chain_channels, arena)),
+        runs(params, partition, pool),
+        workers(workers_for(params, partition.chains() * runs.parts, pool)) {}
+};
+
+struct ForwardPlan : ScanPlan {
   WorkerScratch scratch;
 
   ForwardPlan(const ForwardParams& params, void* workspace, const ThreadPool& pool)
-      : kernels(kernels_for(params)),
-        arena{static_cast<char*>(workspace)},
-        partition(segmented(forward_partition(params, kernels.lanes, pool), params, kernels,
-                            kSmallestForwardBlock, arena)),
-        runs(params, partition, pool),
-        workers(workers_for(params, partition.chains() * runs.parts, pool)),
+      : ScanPlan(params, forward_partition(params, pool), kSmallestForwardBlock, workspace, pool),
         scratch(arena, workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
                          kernels.forward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
-struct BackwardPlan {
-  const Kernels& kernels;
-  Arena arena;
-  Partition partition;
-  Runs runs;
-  int64_t workers;
+struct BackwardPlan : ScanPlan {
   BackwardPartials blocks;
   WorkerScratch scratch;
 
   BackwardPlan(const BackwardParams& params, void* workspace, const ThreadPool& pool)
-      : kernels(kernels_for(params)),
-        arena{static_cast<char*>(workspace)},
-        partition(segmented(backward_partition(params, kernels.lanes), params, kernels,
-                            kSmallestBackwardBlock, arena)),
-        runs(params, partition, pool),
-        workers(workers_for(params, partition.chains() * runs.parts, pool)),
+      : ScanPlan(params, backward_partition(params), kSmallestBackwardBlock, workspace, pool),
         scratch((take_blocks(params, partition, arena, blocks), arena), workers,
                 std::max(map_scratch_bytes(params, partition, kernels),
                          kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
@@ -161,7 +158,7 @@ struct MapPlan {
  private:
   Partition in_one_segment_at_least(const ScanParams& params, Arena& arena,
                                     const ThreadPool& pool) const {
-    Partition partition = forward_partition(params, kernels.lanes, pool);
+    Partition partition = forward_partition(params, pool);
     Segmentation& segmentation = partition.segmentation;
     segmentation = segmentation_of(params, partition, kernels.lanes, kSmallestForwardBlock);
     if (!segmentation.present()) {
@@ -289,24 +286,22 @@ struct BackwardSums {
   }
 
   static int64_t rows_of(const BackwardParams& call) {
-    const Kernels& kernels = kernels_for(call);
-    const Partition partition = backward_partition(call, kernels.lanes);
-    const Segmentation segmentation =
-        segmentation_of(call, partition, kernels.lanes, kSmallestBackwardBlock);
-    return call.batch * segmentation.parts();
+    const int64_t lanes = kernels_for(call).lanes;
+    return call.batch *
+           segmentation_of(call, backward_partition(call), lanes, kSmallestBackwardBlock).parts();
   }
 };
 
-/// maps(kernels, block, scratch) finds those of a block's segments.
-template <class Params, class Maps, class Finish>
-void find_map(const Params& params, void* workspace, const ThreadPool& pool, const Maps& maps,
-              const Finish& finish) {
+/// Finds the maps of segments, and joins them; finish(segmentation, batch, channel) follows.
+template <class Params, class Finish>
+void find_map(const Params& params, void* workspace, const ThreadPool& pool,
+              void (*maps)(const Params&, const Block&, void*), const Finish& finish) {
   const MapPlan plan(params, workspace, pool);
   const Partition& partition = plan.partition;
   const Segmentation& segmentation = partition.segmentation;
   run_tasks(plan.tasks(), plan.workers, pool, [&](int64_t task, int64_t worker) {
     const Block block = partition.block(task % partition.chains(), task / partition.chains());
-    maps(plan.kernels)(params, block, plan.scratch.of(worker));
+    maps(params, block, plan.scratch.of(worker));
   });
   run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t row, int64_t) {
     const int64_t batch = row / params.dim, channel = row % params.dim;
@@ -316,17 +311,15 @@ void find_map(const Params& params, void* workspace, const ThreadPool& pool, con
 }
 
 void find_forward_map(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
-  find_map(
-      params, workspace, pool, [](const Kernels& kernels) { return kernels.forward_maps_alone; },
-      [&](const Segmentation& segmentation, int64_t batch, int64_t channel) {
-        store_map_factor(params, segmentation, batch, channel);
-      });
+  find_map(params, workspace, pool, kernels_for(params).forward_maps_alone,
+           [&](const Segmentation& segmentation, int64_t batch, int64_t channel) {
+             store_map_factor(params, segmentation, batch, channel);
+           });
 }
 
 void find_state_gradient(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
-  find_map(
-      params, workspace, pool, [](const Kernels& kernels) { return kernels.backward_maps_alone; },
-      [](const Segmentation&, int64_t, int64_t) {});
+  find_map(params, workspace, pool, kernels_for(params).backward_maps_alone,
+           [](const Segmentation&, int64_t, int64_t) {});
 }
 
 void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
@@ -360,18 +353,18 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
 
 }  // namespace
 
-int64_t forward_workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
   return Calls(params, params_of, is_parallel(params, pool), pool)
       .workspace_bytes(bytes_of_forward);
 }
 
-int64_t backward_workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
   return params.wanted == BackwardWanted::kStateAlone
              ? MapPlan(params, nullptr, pool).arena.bytes
              : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 
-void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   if (!params.packed.present()) return forward_call(params, workspace, pool);
   const Calls calls(params, params_of, is_parallel(params, pool), pool);
   calls.run(workspace, calls.workspace_bytes(bytes_of_forward),
@@ -381,7 +374,7 @@ void scan_forward(const ForwardParams& params, void* workspace, const ThreadPool
   clear_padding(params);
 }
 
-void scan_backward(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
   if (params.wanted == BackwardWanted::kStateAlone) {
     return find_state_gradient(params, workspace, pool);
   }

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "../calls.h"
+#include "../launch.h"
 #include "../state_slots.h"
-#include "launch.h"
 #include "packed.h"
 
 namespace selective_scan::cpu {
@@ -44,7 +44,7 @@ int64_t bytes_of_sequence(const Sequence& sequence, const ThreadPool& pool) {
   if (sequence.slot() == StateSlots::kNone) return 0;
   int64_t bytes = 0;
   sequence.for_each_piece([&](int64_t begin, int64_t end, int64_t) {
-    bytes = std::max(bytes, forward_workspace_bytes(steps_of(sequence, begin, end - begin), pool));
+    bytes = std::max(bytes, workspace_bytes(steps_of(sequence, begin, end - begin), pool));
   });
   return bytes;
 }
@@ -62,7 +62,7 @@ void scan_sequence(const Sequence& sequence, void* workspace, const ThreadPool& 
     ForwardParams piece = steps_of(sequence, begin, end - begin);
     piece.initial_state = before;
     piece.last_state = behind;
-    scan_forward(piece, workspace, pool);
+    launch(piece, workspace, pool);
     store_slot(slots, behind, 0, slot);
     std::swap(before, behind);
   });
@@ -74,12 +74,12 @@ Calls<Sequence> calls_of(const Sequence& packed, const ThreadPool& pool) {
 
 }  // namespace
 
-int64_t prefill_workspace_bytes(const PrefillParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const PrefillParams& params, const ThreadPool& pool) {
   const Sequence packed(params);
   return calls_of(packed, pool).workspace_bytes(bytes_of_sequence);
 }
 
-void scan_prefill(const PrefillParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const PrefillParams& params, void* workspace, const ThreadPool& pool) {
   const Sequence packed(params);
   const Calls<Sequence> calls = calls_of(packed, pool);
   calls.run(workspace, calls.workspace_bytes(bytes_of_sequence),

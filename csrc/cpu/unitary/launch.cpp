@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include "../capability.h"
 #include "../tasks.h"
@@ -27,12 +27,12 @@ void run(const Params& params, void (*kernel)(const Params&, const Block&), int6
 
 }  // namespace
 
-void unitary_scan_forward(const UnitaryForwardParams& params, const ThreadPool& pool) {
+void launch(const UnitaryForwardParams& params, void*, const ThreadPool& pool) {
   const UnitaryKernels& kernels = chosen_capability().unitary[params.is_double];
   run(params, kernels.forward, kernels.block_channels, pool);
 }
 
-void unitary_scan_backward(const UnitaryBackwardParams& params, const ThreadPool& pool) {
+void launch(const UnitaryBackwardParams& params, void*, const ThreadPool& pool) {
   const UnitaryKernels& kernels = chosen_capability().unitary[params.is_double];
   run(params, kernels.backward, kernels.block_channels, pool);
 }

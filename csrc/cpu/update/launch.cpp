@@ -1,4 +1,4 @@
-#include "launch.h"
+#include "../launch.h"
 
 #include <algorithm>
 
@@ -52,12 +52,12 @@ struct UpdatePlan {
 
 }  // namespace
 
-int64_t update_workspace_bytes(const UpdateParams& params, const ThreadPool& pool) {
+int64_t workspace_bytes(const UpdateParams& params, const ThreadPool& pool) {
   const UpdatePlan plan(params, pool);
   return plan.fits_stack() ? 0 : plan.workers * plan.scratch_bytes;
 }
 
-void update_states(const UpdateParams& params, void* workspace, const ThreadPool& pool) {
+void launch(const UpdateParams& params, void* workspace, const ThreadPool& pool) {
   const UpdatePlan plan(params, pool);
   run_tasks(plan.tasks, plan.workers, pool, [&](int64_t index, int64_t worker) {
     const UpdateTask task = plan.task(params, index);
