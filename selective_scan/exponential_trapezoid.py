@@ -11,7 +11,7 @@ from torch import Tensor
 from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
 from ._operator import RETURN_LAST_STATE
-from ._packed import PackedSequences
+from ._packed import PackedSequences, scan_steps
 from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
 from ._table import (
     BACKEND,
@@ -109,24 +109,18 @@ def exponential_trapezoid_ref(
         state = A.new_zeros(call.sizes["sequences"], 2, *A.shape)
     else:
         state = initial_state.to(h_dtype, copy=True)
-    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
-    first_states, states, y_steps = state, [], []
-    if sequences is not None:
-        state = state.new_zeros(1, 2, *A.shape)
-    for t in reversed(range(seqlen)) if reverse else range(seqlen):
-        if sequences is not None:
-            state = sequences.enter(t, first_states, state)
+    y_steps = []
+
+    def take_step(t: int, state: Tensor) -> Tensor:
         h, before = state.unbind(1)
         step, share = steps[..., t, None], mix[..., t, None]  # (batch, dim, 1)
         now = B_steps[t] * x[..., t, None]
         h = (step * A).exp() * (h + (1 - share) * step * before) + share * step * now
         y_steps.append(observed(C_steps[t], h))
-        state = torch.stack([h, now], 1)
-        states.append(state)
+        return torch.stack([h, now], 1)
 
-    if sequences is not None:
-        state = sequences.last_states(first_states, states)
-    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    state, are_none = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
+    out = output_of(y_steps, u, x, D, z, reverse, are_none)
     return (out, state) if return_last_state else out
 
 
