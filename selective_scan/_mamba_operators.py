@@ -117,7 +117,7 @@ LAYER_ARGUMENTS = Table(
 )
 Layer = namedtuple("Layer", LAYER_ARGUMENTS.names, defaults=LAYER_ARGUMENTS.defaults)
 # The tensors that a layer lacks that is an op: it is real, and takes B and C from x as they are.
-_ABSENT_FROM_OP = (
+ABSENT_FROM_OP = (
     *("B", "C", "B_proj_bias", "C_proj_bias"),
     *("b_rms_weight", "c_rms_weight", "dt_rms_weight"),
 )
@@ -138,7 +138,7 @@ def _arguments(*own: TensorArgument) -> Table:
     xz, *others = (
         _OF_OP.get(argument.name, argument)
         for argument in LAYER_ARGUMENTS.arguments
-        if argument.name not in (*_ABSENT_FROM_OP, "b_c_dt_rms_eps")
+        if argument.name not in (*ABSENT_FROM_OP, "b_c_dt_rms_eps")
     )
     return Table(
         xz,
@@ -158,10 +158,10 @@ def products_dtype(call: Call) -> torch.dtype:
     return dtype if dtype == torch.float64 else call.options["autocast_dtype"] or dtype
 
 
-def _residual_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    """What is added to out must not make it less precise."""
-    dtype = products_dtype(call)
-    return tuple(dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))), ""
+def residual_dtypes(product_dtype: torch.dtype) -> Dtypes:
+    """What is added to out, which has this dtype, must not make it less precise."""
+    wide = torch.promote_types(product_dtype, torch.float32)
+    return (product_dtype,) if wide == product_dtype else (product_dtype, wide)
 
 
 def _out_dtype(call: Call) -> torch.dtype:
@@ -254,7 +254,12 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
-_RESIDUAL = TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
+_RESIDUAL = TensorArgument(
+    "residual",
+    lambda tensor, call: (residual_dtypes(products_dtype(call)), ""),
+    _ROWS_OUT,
+    optional=True,
+)
 _RESIDUAL_PLACE = len(_arguments().names)
 
 
