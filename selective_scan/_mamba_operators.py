@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import _pytorch
-from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
+from ._checks import REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail, size_of
 from ._derivative import Derivative
 from ._discretization import METHODS
 from ._operator import Operator
 from ._result import Kept, Result
-from ._selective_scan import PROJECTION
+from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
 from ._table import (
     CU_SEQLENS,
     PROJECTION_DTYPES,
@@ -33,8 +33,9 @@ from ._table import (
 def _check_x_proj_weight(call: Call) -> None:
     """It has rows for dt, and for the states of those of B and C that are not given."""
     sizes = dict(call.sizes)
-    parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
-    sizes["+".join(parts)] = sum(_size(part, sizes) for part in parts)
+    states = "2*dstate" if call.is_complex else "dstate"
+    parts = ["dt_rank", *[states] * sum(name not in call.tensors for name in "BC")]
+    sizes["+".join(parts)] = sum(size_of(part, sizes) for part in parts)
     check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
 
 
@@ -64,20 +65,10 @@ def _projected_states(projection: str) -> Shape:
     return Shape((("dstate",),), two_of="dstate", before=refuse_beside)
 
 
-def _states(call: Call) -> str:
-    return "2*dstate" if call.is_complex else "dstate"
-
-
-def _size(dim: str, sizes: dict) -> int | torch.SymInt:
-    return 2 * sizes["dstate"] if dim == "2*dstate" else sizes[dim]
-
-
 _CHANNELS = ("dim",)
-_POLES = ("dim", "dstate")
 _ROWS = ("batch", "seqlen", "dim")
 _ROWS_OUT = ("batch", "seqlen", "d_model")
 _XZ = ("batch", "2*dim", "seqlen")
-_POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
 # Without an output projection the rows that it would take are the result.
 _EQUAL_SIZES = {"cu_seqlens": ("sequences", "batch"), "out_proj_weight": ("d_model", "dim")}
 
@@ -92,8 +83,8 @@ LAYER_ARGUMENTS = Table(
     TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
     TensorArgument("out_proj_weight", REAL, ("d_model", "dim"), optional=True),
     TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
-    TensorArgument("A", _POLE_DTYPES, _POLES),
-    TensorArgument("A_b", STATE_DTYPES, _POLES, optional=True),
+    TensorArgument("A", POLE_DTYPES, POLES),
+    TensorArgument("A_b", STATE_DTYPES, POLES, optional=True),
     TensorArgument("B", PROJECTION_DTYPES, PROJECTION, optional=True),
     TensorArgument("C", PROJECTION_DTYPES, PROJECTION, optional=True),
     TensorArgument("D", REAL, _CHANNELS, optional=True),
@@ -126,11 +117,11 @@ ABSENT_FROM_OP = (
 
 _INPUT = ("batch", "seqlen", "d_input")
 # With in_proj_weight A is A_log.
-_LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES)))
+_LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(POLE_DTYPES)))
 _OF_OP = {
     "xz": TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
-    "A": TensorArgument("A", _LOGARITHM_OR_POLES, _POLES),
-    "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, _POLES, optional=True),
+    "A": TensorArgument("A", _LOGARITHM_OR_POLES, POLES),
+    "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, POLES, optional=True),
 }
 
 
@@ -284,7 +275,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
         _kept(
             "poles",
-            _POLES,
+            POLES,
             lambda call: torch.promote_types(call["A"].dtype, torch.float32),
             is_asked=_is_projected,
         ),

@@ -62,10 +62,6 @@ class StackTensors(NamedTuple):
     conv_state: list[Tensor]
     state: list[Tensor]
 
-    @property
-    def matrices(self) -> tuple[list[Tensor], ...]:
-        return self.in_proj, self.conv1d, self.x_proj, self.dt_proj, self.out_proj
-
 
 _states_of = functools.partial(pool_of, indices="state_batch_indices", rows="batch")
 

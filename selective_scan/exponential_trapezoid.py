@@ -12,11 +12,10 @@ from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
 from ._operator import RETURN_LAST_STATE
 from ._packed import PackedSequences, scan_steps
-from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
+from ._selective_scan import POLE_DTYPES, POLES, scanned
 from ._table import (
     BACKEND,
     CU_SEQLENS,
-    PROJECTION_DTYPES,
     STATE_DTYPES,
     BackendName,
     Option,
@@ -34,18 +33,9 @@ from .functional import (
     whole_projection,
 )
 
-_SEQUENCE = ("batch", "dim", "seqlen")
 _ARGUMENTS = Table(
-    TensorArgument("u", REAL, _SEQUENCE),
-    TensorArgument("delta", REAL, _SEQUENCE),
-    TensorArgument("A", POLE_DTYPES, POLES),
-    TensorArgument("B", PROJECTION_DTYPES, PROJECTION),
-    TensorArgument("C", PROJECTION_DTYPES, PROJECTION),
-    TensorArgument("D", REAL, ("dim",), optional=True),
-    TensorArgument("z", REAL, _SEQUENCE, optional=True),
-    TensorArgument("delta_bias", REAL, ("dim",), optional=True),
-    Option("delta_softplus"),
-    TensorArgument("mix", REAL, _SEQUENCE),
+    *scanned(TensorArgument("A", POLE_DTYPES, POLES)),
+    TensorArgument("mix", REAL, ("batch", "dim", "seqlen")),
     TensorArgument(
         "initial_state", STATE_DTYPES, ("sequences", "2", "dim", "dstate"), optional=True
     ),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE, Call, fail
+from ._checks import INTEGER, REAL, Call, fail
 from ._discretization import METHODS, Method
 from ._operator import Operator
 from ._result import out_unless_given
-from ._selective_scan import scan_flops
+from ._selective_scan import POLE_DTYPES, POLES, scan_flops
 from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_named, slots_of
 from ._table import (
     PROJECTION_DTYPES,
@@ -25,11 +25,10 @@ from ._table import (
 from .functional import selective_scan_ref
 
 _SEQUENCE = ("dim", "total")
-_POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
 
-_PROJECTION = Shape((_POLES, ("groups", "dstate", "total")), two_of="total", divided=("dim",))
+_PROJECTION = Shape((POLES, ("groups", "dstate", "total")), two_of="total", divided=("dim",))
 
 
 def _check_checkpoints(call: Call) -> None:
@@ -44,9 +43,9 @@ _PREFILL = Operator(
     "selective_scan_prefill",
     Table(
         TensorArgument("u", REAL, _SEQUENCE),
-        TensorArgument("states", REAL_OR_COMPLEX, pool_of(*_POLES), is_changed=True),
+        TensorArgument("states", REAL_OR_COMPLEX, pool_of(*POLES), is_changed=True),
         TensorArgument("delta", REAL, _SEQUENCE),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
+        TensorArgument("A", POLE_DTYPES, POLES),
         TensorArgument("B", PROJECTION_DTYPES, _PROJECTION),
         TensorArgument("C", PROJECTION_DTYPES, _PROJECTION),
         TensorArgument("D", REAL, _CHANNELS, optional=True),

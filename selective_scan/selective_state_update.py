@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE
+from ._checks import INTEGER, REAL
 from ._discretization import DISCRETIZATIONS, METHODS, Method, poles, step_size
 from ._operator import Operator
 from ._result import out_unless_given
-from ._selective_scan import scan_flops
+from ._selective_scan import POLE_DTYPES, scan_flops
 from ._state_slots import are_slots, slots_of_rows
 from ._table import (
     REAL_OR_COMPLEX,
@@ -24,6 +24,7 @@ from ._table import (
     Table,
     TensorArgument,
 )
+from .functional import observed
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 
@@ -38,7 +39,7 @@ _PROJECTION = Shape(
 _STATE = Shape((("slots", "dim", "dstate"), ("slots", "heads", "dim", "dstate")))
 _X = Shape((("batch", "heads?", "dim"), ("batch", "steps", "heads?", "dim")))
 _DESTINATIONS = Shape((("batch",), ("batch", "steps")), one="steps")
-_POLE_DTYPES = Cases((Case(REAL, given="A_is_log"), Case((*SINGLE_OR_DOUBLE, *COMPLEX))))
+_POLE_DTYPES = Cases((Case(REAL, given="A_is_log"), Case(POLE_DTYPES)))
 
 
 # --- the operator ---------------------------------------------------------------------------------
@@ -155,8 +156,7 @@ def selective_state_update_ref(
         input_step = delta if input_step is None else input_step
         abar, bbar = discretize(input_step[..., None], delta[..., None] * poles)
         h = abar * h + bbar * B_t * x_t[..., None]
-        y = (C_t * h).sum(-1)
-        y = 2 * y.real if y.is_complex() else y
+        y = observed(C_t, h)
         if D is not None:
             y = y + D.to(dtype) * x_t
         if z_t is not None:
