@@ -66,8 +66,8 @@ def scan_as_mamba3(
     mixer: MambaMixer,
     x: Tensor,
     z: Tensor,
-    cu_seqlens: Tensor | None = None,
-    cache: MixerCache | None = None,
+    cu_seqlens: Tensor | None,
+    cache: MixerCache | None,
 ) -> Tensor:
     """What such a layer computes between its convolution and out_proj, of x, (batch, d_inner,
     seqlen); from where the cache is, if there is one."""

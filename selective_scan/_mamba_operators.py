@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import _pytorch
-from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
+from ._checks import REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail, size_of
 from ._derivative import Derivative
 from ._discretization import METHODS
 from ._operator import Operator
 from ._result import Kept, Result
-from ._selective_scan import PROJECTION
+from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
 from ._table import (
     CU_SEQLENS,
     PROJECTION_DTYPES,
@@ -33,8 +33,9 @@ from ._table import (
 def _check_x_proj_weight(call: Call) -> None:
     """It has rows for dt, and for the states of those of B and C that are not given."""
     sizes = dict(call.sizes)
-    parts = ["dt_rank", *[_states(call)] * sum(name not in call.tensors for name in "BC")]
-    sizes["+".join(parts)] = sum(_size(part, sizes) for part in parts)
+    states = "2*dstate" if call.is_complex else "dstate"
+    parts = ["dt_rank", *[states] * sum(name not in call.tensors for name in "BC")]
+    sizes["+".join(parts)] = sum(size_of(part, sizes) for part in parts)
     check_dims("x_proj_weight", call["x_proj_weight"], ("+".join(parts), "dim"), sizes)
 
 
@@ -64,20 +65,10 @@ def _projected_states(projection: str) -> Shape:
     return Shape((("dstate",),), two_of="dstate", before=refuse_beside)
 
 
-def _states(call: Call) -> str:
-    return "2*dstate" if call.is_complex else "dstate"
-
-
-def _size(dim: str, sizes: dict) -> int | torch.SymInt:
-    return 2 * sizes["dstate"] if dim == "2*dstate" else sizes[dim]
-
-
 _CHANNELS = ("dim",)
-_POLES = ("dim", "dstate")
 _ROWS = ("batch", "seqlen", "dim")
 _ROWS_OUT = ("batch", "seqlen", "d_model")
 _XZ = ("batch", "2*dim", "seqlen")
-_POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
 # Without an output projection the rows that it would take are the result.
 _EQUAL_SIZES = {"cu_seqlens": ("sequences", "batch"), "out_proj_weight": ("d_model", "dim")}
 
@@ -92,8 +83,8 @@ LAYER_ARGUMENTS = Table(
     TensorArgument("delta_proj_weight", REAL, ("dim", "dt_rank")),
     TensorArgument("out_proj_weight", REAL, ("d_model", "dim"), optional=True),
     TensorArgument("out_proj_bias", REAL, ("d_model",), optional=True),
-    TensorArgument("A", _POLE_DTYPES, _POLES),
-    TensorArgument("A_b", STATE_DTYPES, _POLES, optional=True),
+    TensorArgument("A", POLE_DTYPES, POLES),
+    TensorArgument("A_b", STATE_DTYPES, POLES, optional=True),
     TensorArgument("B", PROJECTION_DTYPES, PROJECTION, optional=True),
     TensorArgument("C", PROJECTION_DTYPES, PROJECTION, optional=True),
     TensorArgument("D", REAL, _CHANNELS, optional=True),
@@ -117,7 +108,7 @@ LAYER_ARGUMENTS = Table(
 )
 Layer = namedtuple("Layer", LAYER_ARGUMENTS.names, defaults=LAYER_ARGUMENTS.defaults)
 # The tensors that a layer lacks that is an op: it is real, and takes B and C from x as they are.
-_ABSENT_FROM_OP = (
+ABSENT_FROM_OP = (
     *("B", "C", "B_proj_bias", "C_proj_bias"),
     *("b_rms_weight", "c_rms_weight", "dt_rms_weight"),
 )
@@ -126,11 +117,11 @@ _ABSENT_FROM_OP = (
 
 _INPUT = ("batch", "seqlen", "d_input")
 # With in_proj_weight A is A_log.
-_LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(_POLE_DTYPES)))
+_LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(POLE_DTYPES)))
 _OF_OP = {
     "xz": TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
-    "A": TensorArgument("A", _LOGARITHM_OR_POLES, _POLES),
-    "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, _POLES, optional=True),
+    "A": TensorArgument("A", _LOGARITHM_OR_POLES, POLES),
+    "A_b": TensorArgument("A_b", SINGLE_OR_DOUBLE, POLES, optional=True),
 }
 
 
@@ -138,7 +129,7 @@ def _arguments(*own: TensorArgument) -> Table:
     xz, *others = (
         _OF_OP.get(argument.name, argument)
         for argument in LAYER_ARGUMENTS.arguments
-        if argument.name not in (*_ABSENT_FROM_OP, "b_c_dt_rms_eps")
+        if argument.name not in (*ABSENT_FROM_OP, "b_c_dt_rms_eps")
     )
     return Table(
         xz,
@@ -158,10 +149,10 @@ def products_dtype(call: Call) -> torch.dtype:
     return dtype if dtype == torch.float64 else call.options["autocast_dtype"] or dtype
 
 
-def _residual_dtypes(_tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-    """What is added to out must not make it less precise."""
-    dtype = products_dtype(call)
-    return tuple(dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))), ""
+def residual_dtypes(product_dtype: torch.dtype) -> Dtypes:
+    """What is added to out, which has this dtype, must not make it less precise."""
+    wide = torch.promote_types(product_dtype, torch.float32)
+    return (product_dtype,) if wide == product_dtype else (product_dtype, wide)
 
 
 def _out_dtype(call: Call) -> torch.dtype:
@@ -254,7 +245,12 @@ def _allocate_dxz(given: dict) -> Tensor:
     return xz.new_empty(batch, seqlen, channels, dtype=dtype).transpose(1, 2)
 
 
-_RESIDUAL = TensorArgument("residual", _residual_dtypes, _ROWS_OUT, optional=True)
+_RESIDUAL = TensorArgument(
+    "residual",
+    lambda tensor, call: (residual_dtypes(products_dtype(call)), ""),
+    _ROWS_OUT,
+    optional=True,
+)
 _RESIDUAL_PLACE = len(_arguments().names)
 
 
@@ -279,7 +275,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
         _kept(
             "poles",
-            _POLES,
+            POLES,
             lambda call: torch.promote_types(call["A"].dtype, torch.float32),
             is_asked=_is_projected,
         ),

@@ -1,7 +1,9 @@
-"""Packed sequences in the references: one behind the other along time."""
+"""How the references go from step to step, also through packed sequences, which lie one behind the
+other along time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -41,20 +43,38 @@ class PackedSequences(NamedTuple):
         padded = torch.nn.functional.pad(first, (0, 1), value=-1)  # there may be no sequence
         return cls(sequence, ~are_none & (step == padded[sequence]), are_none, begins >= ends, last)
 
-    def enter(self, step: int, first_states: Tensor, state: Tensor) -> Tensor:
-        """The state before a step: `state`, or that which its sequence begins with.
 
-        `first_states` have the sequences, and `state` a batch of 1, as their first dimension.
-        """
-        if len(first_states) == 0:
-            return state
-        first = first_states.index_select(0, self.sequence[step : step + 1])
-        return torch.where(self.are_first[step], first, state)
+def scan_steps(
+    take_step: Callable[[int, Tensor], Tensor],
+    states: Tensor,
+    seqlen: int,
+    reverse: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The last states, and which steps belong to no sequence; None where all do.
 
-    def last_states(self, first_states: Tensor, states: list[Tensor]) -> Tensor:
-        """`states` are those after all steps, in the order of the scan."""
-        if not states:
-            return first_states
-        last = torch.cat(states)[self.last.clamp(min=0)]
-        are_empty = self.are_empty.reshape(-1, *[1] * (first_states.dim() - 1))
-        return torch.where(are_empty, first_states, last)
+    Args:
+        take_step: gives the state after step t by its number t and the state before it, whose first
+            dimension is the batch.
+        states: those before the first steps. With cu_seqlens their first dimension, and that of the
+            last states, is the sequences, of which each has its own.
+        seqlen, reverse, cu_seqlens: as of the function.
+    """
+    steps = reversed(range(seqlen)) if reverse else range(seqlen)
+    if cu_seqlens is None:
+        for t in steps:
+            states = take_step(t, states)
+        return states, None
+    sequences = PackedSequences.of(cu_seqlens, seqlen, reverse)
+    state, after = states.new_zeros(1, *states.shape[1:]), []
+    for t in steps:
+        if len(states) > 0:
+            first = states.index_select(0, sequences.sequence[t : t + 1])
+            state = torch.where(sequences.are_first[t], first, state)
+        state = take_step(t, state)
+        after.append(state)
+    if after:
+        last = torch.cat(after)[sequences.last.clamp(min=0)]
+        are_empty = sequences.are_empty.reshape(-1, *[1] * (states.dim() - 1))
+        states = torch.where(are_empty, states, last)
+    return states, sequences.are_none

@@ -261,6 +261,10 @@ def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
 # What a layer has that is looked at, and what it does where it has no such option.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
 _OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
+# The types of the parts of a layer that the operator serves.
+_PLAIN_PARTS = [
+    [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
+]
 # Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
 _CONV1D, _DT_PROJ, _A_LOG, _TENSORS = 2, 5, 7, 13
 _BIASES = (1, 3, 6, 10)
@@ -272,39 +276,29 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
 
     A bias that stands elsewhere than among the parameters gives what is no tensor.
     """
-    parts = layer._modules
-    in_proj, conv1d, x_proj = parts["in_proj"], parts["conv1d"], parts["x_proj"]
-    dt_proj, out_proj = parts["dt_proj"], parts["out_proj"]
-    of_in, of_conv, of_x = in_proj._parameters, conv1d._parameters, x_proj._parameters
-    of_dt, of_out, own = dt_proj._parameters, out_proj._parameters, layer._parameters
+    parts = [layer._modules[name] for name in _PARTS]
+    in_proj, conv1d, x_proj, dt_proj, out_proj = (
+        (part._parameters.get("weight"), part._parameters.get("bias", part)) for part in parts
+    )
+    own = layer._parameters
     if not (
-        type(in_proj) is type(x_proj) is type(out_proj) is nn.Linear
-        and type(conv1d) is nn.Conv1d
-        and type(dt_proj) in (StepProjection, nn.Linear)
-        and "B_norm" not in parts  # the operator knows nothing of Mamba-3
+        [*map(type, parts)] in _PLAIN_PARTS
+        and "B_norm" not in layer._modules  # the operator knows nothing of Mamba-3
         and type(cache) is MixerCache
         and cache.last_input is None
         and cache.angles is None
-        and has_no_hooks(in_proj)
-        and has_no_hooks(conv1d)
-        and has_no_hooks(x_proj)
-        and has_no_hooks(dt_proj)
-        and has_no_hooks(out_proj)
-        and of_x.get("bias", x_proj) is None
+        and all(map(has_no_hooks, parts))
+        and x_proj[1] is None
     ):
         return None
     return (
-        of_in.get("weight"),
-        of_in.get("bias", in_proj),
-        of_conv.get("weight"),
-        of_conv.get("bias", conv1d),
-        of_x.get("weight"),
-        of_dt.get("weight"),
-        of_dt.get("bias", dt_proj),
+        *in_proj,
+        *conv1d,
+        x_proj[0],
+        *dt_proj,
         own.get("A_log"),
         own.get("D"),
-        of_out.get("weight"),
-        of_out.get("bias", out_proj),
+        *out_proj,
         cache.conv_state,
         cache.state,
         *(getattr(layer, name, default) for name, default in _OPTIONS.items()),

@@ -52,6 +52,18 @@ class Result:
         return call[call.anchor].new_empty(self.sizes(call), dtype=dtype)
 
 
+def out_unless_given(like: str, dims: tuple[str, ...]) -> Result:
+    """That of an op which may be given a tensor, out, to write it to; an argument tells its dtype
+    and layout."""
+    return Result(
+        "out",
+        dims,
+        lambda call: call[like].dtype,
+        like=like,
+        is_asked=lambda call: "out" not in call.tensors,
+    )
+
+
 @dataclass(frozen=True)
 class Kept(Result):
     """A tensor for the backward op alone, which computes it where it is not given; None where no

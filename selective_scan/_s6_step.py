@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ._checks import INTEGER, REAL, Call, fail
 from ._discretization import METHODS, Method, poles
 from ._operator import Operator
 from ._result import Result
+from ._state_slots import pool_of, slots_of_rows
 from ._table import BackendName, DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
 from .causal_conv1d_update import causal_conv1d_update_ref
 from .selective_state_update import selective_state_update_ref
@@ -60,14 +62,8 @@ class StackTensors(NamedTuple):
     conv_state: list[Tensor]
     state: list[Tensor]
 
-    @property
-    def matrices(self) -> tuple[list[Tensor], ...]:
-        return self.in_proj, self.conv1d, self.x_proj, self.dt_proj, self.out_proj
 
-
-def _states_of(*dims: str) -> Shape:
-    """Without indices every row has the slot of its own number."""
-    return Shape((("slots", *dims),), where="state_batch_indices", otherwise=(("batch", *dims),))
+_states_of = functools.partial(pool_of, indices="state_batch_indices", rows="batch")
 
 
 def _check_relations(call: Call) -> None:
@@ -226,15 +222,9 @@ def s6_step_ref(
     tensors = (norm_f, head, state_batch_indices, workspace)
     options = (eps, delta_softplus, discretization_method, backend)
     call = S6_STEP.check((hidden, *stack, *tensors, *options))
-    dtype, slots = call.compute_dtype, stack.state[0].shape[0]
+    dtype = call.compute_dtype
     out_dtype = hidden.dtype if head is None else head.dtype
-    is_live = torch.ones(hidden.shape[0], dtype=torch.bool, device=hidden.device)
-    if state_batch_indices is not None:
-        is_live = state_batch_indices >= 0
-        beyond = state_batch_indices[state_batch_indices >= slots]
-        if beyond.numel() > 0:
-            fail(f"state_batch_indices must be less than slots = {slots}, got {beyond[0].item()}")
-
+    _, is_live = slots_of_rows(call, "state_batch_indices", stack.state[0])
     residual = compose_step(
         causal_conv1d_update_ref,
         selective_state_update_ref,

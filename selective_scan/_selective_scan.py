@@ -48,13 +48,9 @@ def _refuse_matrices(name: str, tensor: Tensor, call: Call) -> None:
         fail(f"{name} of shape {shape} needs discretization_method bilinear, got '{method}'")
 
 
-def scan_arguments(
-    A: TensorArgument,
-    methods: tuple[str, ...],
-    *others: TensorArgument | Option,
-) -> Table:
-    """The table of the scan's arguments, with others behind them."""
-    return Table(
+def scanned(A: TensorArgument) -> tuple[TensorArgument | Option, ...]:
+    """The arguments that every scan of one kind of A begins with."""
+    return (
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("delta", REAL, _SEQUENCE),
         A,
@@ -64,6 +60,17 @@ def scan_arguments(
         TensorArgument("z", REAL, _SEQUENCE, optional=True),
         TensorArgument("delta_bias", REAL, _CHANNELS, optional=True),
         Option("delta_softplus"),
+    )
+
+
+def scan_arguments(
+    A: TensorArgument,
+    methods: tuple[str, ...],
+    *others: TensorArgument | Option,
+) -> Table:
+    """The table of the scan's arguments, with others behind them."""
+    return Table(
+        *scanned(A),
         Option("discretization_method", methods),
         TensorArgument("initial_state", STATE_DTYPES, _STATE, optional=True),
         Option("reverse"),

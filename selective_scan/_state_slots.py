@@ -1,4 +1,4 @@
-"""Pools of states of which a call's packed sequences have some slots."""
+"""Pools of states, of which the rows or the packed sequences of a call have some slots."""
 
 from __future__ import annotations
 
@@ -18,26 +18,43 @@ SLOTS = (
 )
 
 
-def pool_of(*dims: str) -> Shape:
-    """`dims` are those of a slot. Without indices every sequence has the slot of its own number."""
-    return Shape((("slots", *dims),), where="cache_indices", otherwise=(("sequences", *dims),))
+def pool_of(*dims: str, indices: str = "cache_indices", rows: str = "sequences") -> Shape:
+    """`dims` are those of a slot. Without indices every row has the slot of its own number."""
+    return Shape((("slots", *dims),), where=indices, otherwise=((rows, *dims),))
 
 
-def slot_of(name: str, index: int, slots: int, pad_slot_id: int) -> int | None:
-    """The slot that an index names, None for padding; refuses one that there is not."""
-    if index == pad_slot_id or index < 0:
-        return None
-    if index >= slots:
-        fail(f"{name} must be less than slots = {slots}, got {index}")
-    return index
+def are_slots(name: str, indices: Tensor, slots: int, pad_slot_id: int) -> Tensor:
+    """Which of these indices are slots' and not padding, for the references; refuses one of a slot
+    that there is not."""
+    are_named = (indices >= 0) & (indices != pad_slot_id)
+    beyond = indices[are_named & (indices >= slots)]
+    if beyond.numel() > 0:
+        fail(f"{name} must be less than slots = {slots}, got {beyond[0].item()}")
+    return are_named
+
+
+def slots_of_rows(call: Call, name: str, pool: Tensor) -> tuple[Tensor, Tensor]:
+    """The slot of every row of the batch, by the indices of this name or without them its own
+    number; and whether it has one."""
+    if name not in call.tensors:
+        rows = torch.arange(call.sizes["batch"], device=pool.device)
+        return rows, torch.ones_like(rows, dtype=torch.bool)
+    pad_slot_id = call.options.get("pad_slot_id", -1)
+    return call[name].long(), are_slots(name, call[name], len(pool), pad_slot_id)
+
+
+def slots_named(call: Call, name: str, indices: Tensor, pool: Tensor) -> list[int | None]:
+    """The slots that these indices name, None for padding, read back to the host."""
+    are_named = are_slots(name, indices, len(pool), call.options["pad_slot_id"])
+    pairs = zip(indices.tolist(), are_named.tolist(), strict=True)
+    return [index if is_named else None for index, is_named in pairs]
 
 
 def slots_of(call: Call, pool: Tensor) -> list[int | None]:
-    """That of every sequence, for the references, which read them back to the host."""
+    """That of every sequence."""
     if "cache_indices" not in call.tensors:
         return list(range(call.sizes["sequences"]))
-    indices, pad_slot_id = call["cache_indices"].tolist(), call.options["pad_slot_id"]
-    return [slot_of("cache_indices", index, len(pool), pad_slot_id) for index in indices]
+    return slots_named(call, "cache_indices", call["cache_indices"], pool)
 
 
 def first_states(call: Call, pool: Tensor, slots: list[int | None]) -> list[Tensor | None]:

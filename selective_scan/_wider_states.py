@@ -22,43 +22,27 @@ States = Sequence[tuple[Tensor, Tensor]]
 _NAME = "_selective_scan_states"
 
 
-class WiderStates(NotCopied):
+class _WiderStates(NotCopied):
     """Views of a stack's states, by which it takes a step."""
 
     def __init__(self, states: States) -> None:
         self._tensors = [*chain(*states)]
-        self._caches = [MixerCache(conv_state[..., 1:], state) for conv_state, state in states]
-        self._oldest = [conv_state[..., 0] for conv_state, _ in states]
-        self._next_oldest = [conv_state[..., 1] for conv_state, _ in states]
+        self.caches = [MixerCache(conv_state[..., 1:], state) for conv_state, state in states]
+        self.oldest = [conv_state[..., 0] for conv_state, _ in states]
+        self.next_oldest = [conv_state[..., 1] for conv_state, _ in states]
 
     @classmethod
-    def of(cls, states: States, owner: object | None) -> WiderStates:
+    def of(cls, states: States, owner: object | None) -> _WiderStates:
         """Those that the owner has, if these are its states still, or else new ones."""
         own = getattr(owner, "__dict__", None)
         if own is None or torch.compiler.is_compiling():
             return cls(states)
         kept = own.get(_NAME)
-        if kept is None or not kept._are(states):
+        if kept is None or not are_the_same([*chain(*states)], kept._tensors):
             # Views that are made in inference mode could be changed in no other.
             with torch.inference_mode(False), torch.no_grad():
                 kept = own[_NAME] = cls(states)
         return kept
-
-    def _are(self, states: States) -> bool:
-        return are_the_same([*chain(*states)], self._tensors)
-
-    def step_in_one(
-        self,
-        mixers: Collection[MambaMixer],
-        hidden: Tensor,
-        stack: Stack | None,
-        head: nn.Module | None,
-    ) -> Tensor | None:
-        next_oldest = torch.stack(self._next_oldest)
-        out = step_in_one(mixers, hidden, self._caches, stack, head)
-        if out is not None:
-            torch._foreach_copy_(self._oldest, next_oldest.unbind())
-        return out
 
 
 def steps_in_one(
@@ -78,4 +62,9 @@ def steps_in_one(
     """
     if not serves(hidden):  # is asked first, so that others make no views
         return None
-    return WiderStates.of(states, owner).step_in_one(mixers, hidden, stack, head)
+    views = _WiderStates.of(states, owner)
+    next_oldest = torch.stack(views.next_oldest)
+    out = step_in_one(mixers, hidden, views.caches, stack, head)
+    if out is not None:
+        torch._foreach_copy_(views.oldest, next_oldest.unbind())
+    return out

@@ -12,6 +12,7 @@ from ._checks import COMPLEX, REAL, Call
 from ._operator import Operator
 from ._result import Kept, Result
 from ._table import PROJECTIONS, STATE_DTYPES, BackendName, Shape, Table, TensorArgument
+from .functional import projection_steps
 
 _SEQUENCE = ("batch", "dim", "seqlen")
 _STATE = ("batch", "dim", "dstate")
@@ -131,9 +132,7 @@ def _steps(weight: Tensor, dim: int, seqlen: int) -> list[Tensor]:
     """Gives for every step what broadcasts to (batch, dim, dstate)."""
     if weight.dim() == 1:
         return [weight] * seqlen
-    if weight.dim() == 3:
-        weight = weight[:, None]
-    return list(weight.repeat_interleave(dim // weight.shape[1], dim=1).unbind(-1))
+    return projection_steps(weight, dim, seqlen, weight.dtype)
 
 
 @overload

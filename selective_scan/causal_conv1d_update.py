@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
-from ._result import Result
+from ._result import out_unless_given
+from ._state_slots import pool_of, slots_of_rows
 from ._table import BackendName, DtypeOf, Number, Shape, Table, TensorArgument
 from .causal_conv1d import ACTIVATION, BIAS, WEIGHT, Activation
 
@@ -26,12 +27,7 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         TensorArgument(
             "conv_state",
             REAL,
-            # Without indices every row has the slot of its own number.
-            Shape(
-                (("slots", "dim", "state_len"),),
-                where="conv_state_indices",
-                otherwise=(("batch", "dim", "state_len"),),
-            ),
+            pool_of("dim", "state_len", indices="conv_state_indices", rows="batch"),
             is_changed=True,
         ),
         WEIGHT,
@@ -46,15 +42,7 @@ _CAUSAL_CONV1D_UPDATE = Operator(
         anchor="x",
         relations=_check_history,
     ),
-    results=[
-        Result(
-            "out",
-            ("...",),
-            lambda call: call["x"].dtype,
-            like="x",
-            is_asked=lambda call: "out" not in call.tensors,
-        ),
-    ],
+    results=[out_unless_given("x", ("...",))],
     flops=lambda call: (2 * call["x"].numel() * call["weight"].shape[1], 0),
 )
 
@@ -90,18 +78,11 @@ def causal_conv1d_update_ref(
     options = (activation, cache_seqlens, conv_state_indices, pad_slot_id, out)
     call = _CAUSAL_CONV1D_UPDATE.check((x, conv_state, weight, bias, *options, backend))
     dtype, history = call.compute_dtype, call.sizes["width"] - 1
-    slots, _, state_len = conv_state.shape
+    state_len = conv_state.shape[2]
     new = x.unsqueeze(-1) if x.dim() == 2 else x
-    batch, dim, steps = new.shape
+    _, dim, steps = new.shape
 
-    slot = torch.arange(batch, device=x.device)
-    is_live = torch.ones_like(slot, dtype=torch.bool)
-    if conv_state_indices is not None:
-        slot = conv_state_indices.long()
-        is_live = (slot >= 0) & (slot != pad_slot_id)
-        beyond = slot[is_live & (slot >= slots)]
-        if beyond.numel() > 0:
-            fail(f"conv_state_indices must be less than slots = {slots}, got {beyond[0].item()}")
+    slot, is_live = slots_of_rows(call, "conv_state_indices", conv_state)
     slot, new = slot[is_live], new[is_live].to(dtype)
     state = conv_state[slot].to(dtype)
     if cache_seqlens is None:

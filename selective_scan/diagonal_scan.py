@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._checks import COMPLEX, ELLIPSIS, HALF, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
 from ._operator import Operator
-from ._packed import PackedSequences
+from ._packed import scan_steps
 from ._result import Result
 from ._table import (
     CU_SEQLENS,
@@ -118,26 +118,25 @@ def diagonal_scan_ref(
     dtype, seqlen = call.state_dtype, b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)
-    zeros = torch.zeros(b.shape[:-1], dtype=dtype, device=b.device)
-    h = zeros if initial_state is None else initial_state.to(dtype)
-    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
-    if sequences is not None:
-        count = call.sizes["sequences"]
-        first_states = zeros.expand(count, *zeros.shape[1:]) if initial_state is None else h
-        h = zeros
+    if initial_state is None:
+        rows = b.shape[:-1] if cu_seqlens is None else (call.sizes["sequences"], *b.shape[1:-1])
+        h = torch.zeros(rows, dtype=dtype, device=b.device)
+    else:
+        h = initial_state.to(dtype)
     h_steps = []
-    for t in reversed(range(seqlen)) if reverse else range(seqlen):
-        if sequences is not None:
-            h = sequences.enter(t, first_states, h)
-        h = a_steps[t] * h + b_steps[t]
-        h_steps.append(h)
+
+    def take_step(t: int, h: Tensor) -> Tensor:
+        h_steps.append(a_steps[t] * h + b_steps[t])
+        return h_steps[-1]
+
+    _, are_none = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
     if reverse:
         h_steps.reverse()
     result_dtype = b.dtype.to_complex() if dtype.is_complex else b.dtype
     if not h_steps:
         return b.to(result_dtype, copy=True)
     result = torch.stack(h_steps, dim=-1).to(result_dtype)
-    return result if sequences is None else torch.where(sequences.are_none, 0, result)
+    return result if are_none is None else torch.where(are_none, 0, result)
 
 
 def diagonal_scan_fn(

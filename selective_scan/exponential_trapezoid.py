@@ -11,12 +11,11 @@ from torch import Tensor
 from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
 from ._operator import RETURN_LAST_STATE
-from ._packed import PackedSequences
-from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
+from ._packed import PackedSequences, scan_steps
+from ._selective_scan import POLE_DTYPES, POLES, scanned
 from ._table import (
     BACKEND,
     CU_SEQLENS,
-    PROJECTION_DTYPES,
     STATE_DTYPES,
     BackendName,
     Option,
@@ -34,18 +33,9 @@ from .functional import (
     whole_projection,
 )
 
-_SEQUENCE = ("batch", "dim", "seqlen")
 _ARGUMENTS = Table(
-    TensorArgument("u", REAL, _SEQUENCE),
-    TensorArgument("delta", REAL, _SEQUENCE),
-    TensorArgument("A", POLE_DTYPES, POLES),
-    TensorArgument("B", PROJECTION_DTYPES, PROJECTION),
-    TensorArgument("C", PROJECTION_DTYPES, PROJECTION),
-    TensorArgument("D", REAL, ("dim",), optional=True),
-    TensorArgument("z", REAL, _SEQUENCE, optional=True),
-    TensorArgument("delta_bias", REAL, ("dim",), optional=True),
-    Option("delta_softplus"),
-    TensorArgument("mix", REAL, _SEQUENCE),
+    *scanned(TensorArgument("A", POLE_DTYPES, POLES)),
+    TensorArgument("mix", REAL, ("batch", "dim", "seqlen")),
     TensorArgument(
         "initial_state", STATE_DTYPES, ("sequences", "2", "dim", "dstate"), optional=True
     ),
@@ -109,24 +99,18 @@ def exponential_trapezoid_ref(
         state = A.new_zeros(call.sizes["sequences"], 2, *A.shape)
     else:
         state = initial_state.to(h_dtype, copy=True)
-    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
-    first_states, states, y_steps = state, [], []
-    if sequences is not None:
-        state = state.new_zeros(1, 2, *A.shape)
-    for t in reversed(range(seqlen)) if reverse else range(seqlen):
-        if sequences is not None:
-            state = sequences.enter(t, first_states, state)
+    y_steps = []
+
+    def take_step(t: int, state: Tensor) -> Tensor:
         h, before = state.unbind(1)
         step, share = steps[..., t, None], mix[..., t, None]  # (batch, dim, 1)
         now = B_steps[t] * x[..., t, None]
         h = (step * A).exp() * (h + (1 - share) * step * before) + share * step * now
         y_steps.append(observed(C_steps[t], h))
-        state = torch.stack([h, now], 1)
-        states.append(state)
+        return torch.stack([h, now], 1)
 
-    if sequences is not None:
-        state = sequences.last_states(first_states, states)
-    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    state, are_none = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
+    out = output_of(y_steps, u, x, D, z, reverse, are_none)
     return (out, state) if return_last_state else out
 
 

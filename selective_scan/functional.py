@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._discretization import DISCRETIZATIONS, Method, steps_of_sequences
 from ._matrix_scan import operator_for
-from ._packed import PackedSequences
+from ._packed import scan_steps
 from ._pytorch import are_transforms_active
 from ._table import BackendName
 from ._typing import typed_as
@@ -73,14 +73,10 @@ def selective_scan_ref(
         h = torch.zeros(call.sizes["sequences"], dim, A.shape[1], dtype=h_dtype, device=u.device)
     else:
         h = initial_state.to(h_dtype, copy=True)
-    sequences = None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, reverse)
-    if sequences is not None:
-        first_states, h, h_steps = h, h.new_zeros(1, dim, A.shape[1]), []
     delta_steps, u_steps = delta.unbind(-1), x.unbind(-1)
     y_steps = []
-    for t in reversed(range(seqlen)) if reverse else range(seqlen):
-        if sequences is not None:
-            h = sequences.enter(t, first_states, h)
+
+    def take_step(t: int, h: Tensor) -> Tensor:
         delta_t, u_t = delta_steps[t][..., None], u_steps[t][..., None]  # (batch, dim, 1)
         input_step = input_steps[t][..., None]
         if A.dim() == 3:
@@ -89,12 +85,10 @@ def selective_scan_ref(
             abar, bbar = discretize(input_step, delta_t * A)
             h = abar * h + bbar * B_steps[t] * u_t
         y_steps.append(observed(C_steps[t], h))
-        if sequences is not None:
-            h_steps.append(h)
+        return h
 
-    if sequences is not None:
-        h = sequences.last_states(first_states, h_steps)
-    out = output_of(y_steps, u, x, D, z, reverse, sequences)
+    h, are_none = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
+    out = output_of(y_steps, u, x, D, z, reverse, are_none)
     return (out, h) if return_last_state else out
 
 
@@ -111,13 +105,13 @@ def output_of(
     D: Tensor | None,
     z: Tensor | None,
     reverse: bool,
-    sequences: PackedSequences | None,
+    are_none: Tensor | None,
 ) -> Tensor:
     """out of y at every step, in the order of the scan; x is u in the dtype of arithmetic."""
     if reverse:
         y_steps.reverse()
     y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
-    y = finished(y, x, D, z, None if sequences is None else sequences.are_none)
+    y = finished(y, x, D, z, are_none)
     # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
     # tensor into another.
     return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._discretization import Method, poles
-from ._mamba_operators import LAYER_ARGUMENTS, MAMBA_INNER, Layer
+from ._mamba_operators import ABSENT_FROM_OP, LAYER_ARGUMENTS, MAMBA_INNER, Layer, residual_dtypes
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
@@ -112,13 +112,7 @@ def _run(layer: Layer, backend: BackendName) -> Tensor:
         *(layer.A, layer.A_b, layer.D, layer.delta_bias),
     )
     if (
-        layer.B is None
-        and layer.C is None
-        and layer.B_proj_bias is None
-        and layer.C_proj_bias is None
-        and layer.b_rms_weight is None
-        and layer.c_rms_weight is None
-        and layer.dt_rms_weight is None
+        all(getattr(layer, name) is None for name in ABSENT_FROM_OP)
         and not layer.A.is_complex()
         and layer.b_c_dt_rms_eps >= 0
         and (torch.compiler.is_compiling() or not _are_parts_wanted(tensors))
@@ -428,13 +422,9 @@ def layer_in_one(
     options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
     given = (hidden, *parts, None, D, delta_bias, *options, autocast_dtype)
     product_dtype = autocast_dtype if is_cast else dtypes[0]
-    if residual is None or _is_as_precise(residual.dtype, product_dtype):
+    if residual is None or residual.dtype in residual_dtypes(product_dtype):
         return operator(*given, residual, *own)[0]
     return residual + operator(*given, None, *own)[0]
-
-
-def _is_as_precise(dtype: torch.dtype, product_dtype: torch.dtype) -> bool:
-    return dtype in (product_dtype, torch.promote_types(product_dtype, torch.float32))
 
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:

@@ -329,28 +329,31 @@ class MambaMixer(nn.Module):
                 cu_seqlens,
                 residual,
             )
-        xz = self.in_proj(hidden).transpose(1, 2)
-        x, z = xz.chunk(2, dim=1)
-        x = self._convolve(x, cu_seqlens)
-        if self.sizes.are_mamba3s:
-            y = scan_as_mamba3(self, x, z, cu_seqlens)
-        else:
-            y = self._scan(x, *self._project(x), z, cu_seqlens)
-        return add(residual, self.out_proj(y.transpose(1, 2)))
+        return add(residual, self._run_by_parts(hidden, None, cu_seqlens))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Runs the layer from where the cache is."""
         out = step_in_one((self,), hidden, (cache,))
-        return self._go_on_by_parts(hidden, cache) if out is None else out
+        return self._run_by_parts(hidden, cache) if out is None else out
 
-    def _go_on_by_parts(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """Does the same by parts; one step goes without a dimension for time."""
-        is_one_step = hidden.shape[1] == 1 and not self.sizes.are_mamba3s
+    def _run_by_parts(
+        self, hidden: Tensor, cache: MixerCache | None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """Calls what the layer is made of, one part after the other, from where the cache is, if
+        there is one; one step with a cache goes without a dimension for time."""
+        are_mamba3s = self.sizes.are_mamba3s
+        is_one_step = cache is not None and hidden.shape[1] == 1 and not are_mamba3s
         xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
-        x = cache.convolve(x, self.conv1d, self.d_conv, is_called=not self._has_plain_convolution())
-        if self.sizes.are_mamba3s:
-            y = scan_as_mamba3(self, x, z, cache=cache)
+        if cache is None:
+            x = self._convolve(x, cu_seqlens)
+        else:
+            is_called = not self._has_plain_convolution()
+            x = cache.convolve(x, self.conv1d, self.d_conv, is_called=is_called)
+        if are_mamba3s:
+            y = scan_as_mamba3(self, x, z, cu_seqlens, cache)
+        elif cache is None:
+            y = self._scan(x, *self._project(x), z, cu_seqlens)
         else:
             delta, B, C, delta_bias = self._project(x)
             scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE, Call, fail
+from ._checks import INTEGER, REAL, Call, fail
 from ._discretization import METHODS, Method
 from ._operator import Operator
-from ._result import Result
-from ._selective_scan import scan_flops
-from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slot_of, slots_of
+from ._result import out_unless_given
+from ._selective_scan import POLE_DTYPES, POLES, scan_flops
+from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_named, slots_of
 from ._table import (
     PROJECTION_DTYPES,
     REAL_OR_COMPLEX,
@@ -25,11 +25,10 @@ from ._table import (
 from .functional import selective_scan_ref
 
 _SEQUENCE = ("dim", "total")
-_POLES = ("dim", "dstate")
 _CHANNELS = ("dim",)
 
 
-_PROJECTION = Shape((_POLES, ("groups", "dstate", "total")), two_of="total", divided=("dim",))
+_PROJECTION = Shape((POLES, ("groups", "dstate", "total")), two_of="total", divided=("dim",))
 
 
 def _check_checkpoints(call: Call) -> None:
@@ -44,9 +43,9 @@ _PREFILL = Operator(
     "selective_scan_prefill",
     Table(
         TensorArgument("u", REAL, _SEQUENCE),
-        TensorArgument("states", REAL_OR_COMPLEX, pool_of(*_POLES), is_changed=True),
+        TensorArgument("states", REAL_OR_COMPLEX, pool_of(*POLES), is_changed=True),
         TensorArgument("delta", REAL, _SEQUENCE),
-        TensorArgument("A", (*SINGLE_OR_DOUBLE, *COMPLEX), _POLES),
+        TensorArgument("A", POLE_DTYPES, POLES),
         TensorArgument("B", PROJECTION_DTYPES, _PROJECTION),
         TensorArgument("C", PROJECTION_DTYPES, _PROJECTION),
         TensorArgument("D", REAL, _CHANNELS, optional=True),
@@ -65,22 +64,14 @@ _PREFILL = Operator(
         complex_by=("A",),
         relations=_check_checkpoints,
     ),
-    results=[
-        Result(
-            "out",
-            _SEQUENCE,
-            lambda call: call["u"].dtype,
-            like="u",
-            is_asked=lambda call: "out" not in call.tensors,
-        ),
-    ],
+    results=[out_unless_given("u", _SEQUENCE)],
     flops=scan_flops,
 )
 
 
 def _pieces(call: Call, slots: list[int | None]) -> list[list[tuple[int, int, int]]]:
     """Gives for every sequence (begin, end, slot): steps, and where the state behind them goes."""
-    every, num_slots = call.options["checkpoint_every"], len(call["states"])
+    every = call.options["checkpoint_every"]
     first = call.tensors.get("first_position")
     positions = [0] * len(slots) if first is None else first.tolist()
     if min(positions, default=0) < 0 and every > 0:
@@ -97,8 +88,8 @@ def _pieces(call: Call, slots: list[int | None]) -> list[list[tuple[int, int, in
                         f"checkpoint_slots must have checkpoints of at least {column + 1} for the "
                         f"positions of sequence {i}, got {columns}"
                     )
-                index = call["checkpoint_slots"][i, column].item()
-                target = slot_of("checkpoint_slots", index, num_slots, call.options["pad_slot_id"])
+                index = call["checkpoint_slots"][i, column : column + 1]
+                [target] = slots_named(call, "checkpoint_slots", index, call["states"])
                 if target is not None:
                     behind = begin + (column + 1) * every - position
                     of_sequence.append((begin, behind, target))

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._checks import COMPLEX, INTEGER, REAL, SINGLE_OR_DOUBLE, fail
+from ._checks import INTEGER, REAL
 from ._discretization import DISCRETIZATIONS, METHODS, Method, poles, step_size
 from ._operator import Operator
-from ._result import Result
-from ._selective_scan import scan_flops
+from ._result import out_unless_given
+from ._selective_scan import POLE_DTYPES, scan_flops
+from ._state_slots import are_slots, slots_of_rows
 from ._table import (
     REAL_OR_COMPLEX,
     BackendName,
@@ -23,6 +24,7 @@ from ._table import (
     Table,
     TensorArgument,
 )
+from .functional import observed
 
 # --- shapes: heads are there where state has them, steps where x has them ------------------------
 
@@ -37,7 +39,7 @@ _PROJECTION = Shape(
 _STATE = Shape((("slots", "dim", "dstate"), ("slots", "heads", "dim", "dstate")))
 _X = Shape((("batch", "heads?", "dim"), ("batch", "steps", "heads?", "dim")))
 _DESTINATIONS = Shape((("batch",), ("batch", "steps")), one="steps")
-_POLE_DTYPES = Cases((Case(REAL, given="A_is_log"), Case((*SINGLE_OR_DOUBLE, *COMPLEX))))
+_POLE_DTYPES = Cases((Case(REAL, given="A_is_log"), Case(POLE_DTYPES)))
 
 
 # --- the operator ---------------------------------------------------------------------------------
@@ -72,15 +74,7 @@ def _arguments(*more: Option) -> Table:
 _STATE_UPDATE = Operator(
     "selective_state_update",
     _arguments(Option("A_is_log")),
-    results=[
-        Result(
-            "out",
-            ("...",),
-            lambda call: call["x"].dtype,
-            like="x",
-            is_asked=lambda call: "out" not in call.tensors,
-        ),
-    ],
+    results=[out_unless_given("x", ("...",))],
     flops=scan_flops,
     function_arguments=_arguments(),
 )
@@ -125,7 +119,7 @@ def selective_state_update_ref(
     call = _STATE_UPDATE.check((state, x, dt, A, B, C, D, z, dt_bias, *options, backend))
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     has_heads, has_steps = state.dim() == 4, "steps" in call.sizes
-    slots, batch = state.shape[0], x.shape[0]
+    slots = state.shape[0]
     discretize = DISCRETIZATIONS[discretization_method]
 
     def steps_of(tensor: Tensor) -> list[Tensor]:
@@ -140,25 +134,12 @@ def selective_state_update_ref(
         spread = [s.repeat_interleave(n, dim=1) for s, n in zip(steps, repeats, strict=True)]
         return [step[:, :, None] if has_heads else step for step in spread]
 
-    def usable(name: str, given: Tensor) -> Tensor:
-        """Which of these indices are slots'."""
-        is_padding = (given < 0) | (given == pad_slot_id)
-        beyond = given[(given >= slots) & ~is_padding]
-        if beyond.numel() > 0:
-            fail(f"{name} must be less than slots = {slots}, got {beyond[0].item()}")
-        return ~is_padding
-
-    if state_batch_indices is None:
-        source = torch.arange(batch, device=x.device)
-        is_live = torch.ones_like(source, dtype=torch.bool)
-    else:
-        source = state_batch_indices
-        is_live = usable("state_batch_indices", source)
+    source, is_live = slots_of_rows(call, "state_batch_indices", state)
     xs = steps_of(x)
     destination = source if dst_state_batch_indices is None else dst_state_batch_indices
     is_written = is_live
     if dst_state_batch_indices is not None:
-        written = usable("dst_state_batch_indices", destination)
+        written = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
         is_written = written & (is_live if destination.dim() == 1 else is_live[:, None])
 
     h = state[torch.where(is_live, source, 0)].to(h_dtype) if slots > 0 else state.to(h_dtype)
@@ -175,8 +156,7 @@ def selective_state_update_ref(
         input_step = delta if input_step is None else input_step
         abar, bbar = discretize(input_step[..., None], delta[..., None] * poles)
         h = abar * h + bbar * B_t * x_t[..., None]
-        y = (C_t * h).sum(-1)
-        y = 2 * y.real if y.is_complex() else y
+        y = observed(C_t, h)
         if D is not None:
             y = y + D.to(dtype) * x_t
         if z_t is not None:

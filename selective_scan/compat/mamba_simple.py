@@ -192,7 +192,7 @@ class Mamba(DirectedMixer):
             if self.takes_steps_in_one():
                 out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
             if out is None:
-                out = self._go_on_by_parts(hidden, MixerCache(conv_state, ssm_state))
+                out = self._run_by_parts(hidden, MixerCache(conv_state, ssm_state))
             out = self._scale(out)
         return out, conv_state, ssm_state
 
