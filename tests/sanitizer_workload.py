@@ -88,6 +88,7 @@ def special_cases():
         yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))
         yield prompt.BASE.with_(dtype=dtype, seqlen=131)
         yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
+        yield from (dstate1.FEW.with_(dtype=dtype, seqlen=n) for n in (1032, 1304))
         for base in segments.KINDS.values():
             yield base.with_(dtype=dtype)
     # Dense rows of one state, in both directions of time.

@@ -2,17 +2,19 @@
 //
 // A block owns a tile of channels of one group, a warp a window's channels of them, eight or one,
 // and walks through time in windows of 32 or 256 steps, last to first; the lanes of a channel hold
-// kItems consecutive steps each. Four warps may share a channel, and take its windows in turns. For a window: scan forward from the state saved before it, then
-// scan the state's gradient backwards from what the later window left, all in registers. Shuffles
-// add dB and dC over the warp's channels, and the first threads over the block's warps, in a fixed
-// order. add_gradients() adds the tiles.
+// kItems consecutive steps each. Four warps may share a channel, and take its windows in turns. For
+// a window: scan forward from the state saved before it, then scan the state's gradient backwards
+// from what the later window left, all in registers. Shuffles add dB and dC over the warp's
+// channels, and the first threads over the block's warps, in a fixed order. add_gradients() adds
+// the tiles.
 //
 // Shared memory: where arrays begin; per warp a window's B and C, a tile for rows that vectors
 // cannot read, and what every lane keeps between windows; per block two buffers of the warps' sums
-// of dB and dC, so that one barrier a window suffices, and of maps of windows that warps share; then per warp whole rows, if they are dense,
-// or two windows of them, one of which is on its way, if they are vectors. Gradients take the
-// places of u, delta and z there. Bound by instructions, about 100 per (channel, step), and by
-// memory nearly as much; by latency, where windows have one channel.
+// of dB and dC, so that one barrier a window suffices, and of maps of windows that warps share;
+// then per warp whole rows, if they are dense, or two windows of them, one of which is on its way,
+// if they are vectors. Gradients take the places of u, delta and z there. Bound by instructions,
+// about 100 per (channel, step), and by memory nearly as much; by latency, where windows have one
+// channel.
 #pragma once
 
 #include "../kit/shuffle.cuh"

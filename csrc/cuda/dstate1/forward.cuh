@@ -7,9 +7,10 @@
 // then shared memory carries the state through a window of each, behind one barrier.
 //
 // Shared memory of a warp: a window's B and C in fp32, two maps of windows that are shared, and a
-// tile for rows that vectors cannot read; then u, delta and z, of which out takes the place of u: if rows are dense, whole rows, and
-// if they are vectors, two windows, one of which is on its way. Bound by memory, about 55
-// instructions per (channel, step); by latency, where windows have one channel.
+// tile for rows that vectors cannot read; then u, delta and z, of which out takes the place of u:
+// if rows are dense, whole rows, and if they are vectors, two windows, one of which is on its way.
+// Bound by memory, about 55 instructions per (channel, step); by latency, where windows have one
+// channel.
 #pragma once
 
 #include "scan.cuh"
