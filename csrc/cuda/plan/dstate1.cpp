@@ -61,13 +61,13 @@ int choose_window_channels(const ScanParams& params, const Device& device, bool 
   return are_few ? LongWindow::kChannels : WideWindow::kChannels;
 }
 
-/// One warp, unless windows have one channel and are too few as well. Then four, which count double
-/// backward with 4-byte elements, of which a multiprocessor holds half as many.
+/// One warp, unless windows have one channel and are too few as well: then four share them.
+/// Backward a multiprocessor has room for half as many of 4-byte elements.
 int choose_window_warps(const ScanParams& params, const Device& device, bool is_backward,
                         int window_channels, Rows rows) {
   if (window_channels > 1 || rows == Rows::kScattered) return 1;
-  const int size = is_backward && params.u.dtype == DType::kFloat32 ? 2 : 1;
-  const double warps = size * count_warps(params, device, LongWindow::kChannels);
+  const double room = is_backward && params.u.dtype == DType::kFloat32 ? 0.5 : 1;
+  const double warps = count_warps(params, device, LongWindow::kChannels) / room;
   const double steps = figures_of(device).choice.dstate1_shared_steps * warps * warps;
   const bool are_few = params.seqlen > SharedWindow::kRoundSteps / 2 && params.seqlen >= steps;
   return are_few ? SharedWindow::kWarps : 1;
@@ -152,13 +152,14 @@ Refusal choose_and_divide(const Params& params, const Device& device, bool is_ba
   plan.rows = find_rows(params, plan.window_channels);
   plan.window_warps =
       choose_window_warps(params, device, is_backward, plan.window_channels, plan.rows);
-  if (divide(params, device, plan)) return {};
-  // Warps that do not share have half the block.
-  const bool were_shared = plan.window_warps > 1;
-  plan.window_warps = 1;
-  if (were_shared && divide(params, device, plan)) return {};
-  plan.rows = Rows::kScattered;
-  divide(params, device, plan);
+  while (!divide(params, device, plan)) {
+    // Blocks of warps that share nothing are smaller, and those of single elements always fit.
+    if (plan.window_warps > 1) {
+      plan.window_warps = 1;
+    } else {
+      plan.rows = Rows::kScattered;
+    }
+  }
   return {};
 }
 
