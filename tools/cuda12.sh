@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compiles one source of each folder of CUDA kernels by nvcc of CUDA 12, whatever CUDA is used here:
-# its front end takes less of C++20 than that of CUDA 13. Nothing is linked, and nothing runs.
+# its front end takes less of C++20 than that of CUDA 13; two of them for Turing, too. Nothing is
+# linked, and nothing runs.
 #
 #   cuda12.sh toolkit PYTHON FOLDER    find such an nvcc, or fail with words
 #   cuda12.sh compile PYTHON FOLDER    do so, and compile
@@ -95,8 +96,13 @@ for path in csrc/cuda/*/; do
   [[ " ${sources[*]}" == *"/$name"[/_.]* ]] ||
     { echo "no source of $path is among those that are compiled here" >&2; exit 1; }
 done
-printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
-  echo "$1 {}"
-  "$1" -std=c++20 --expt-relaxed-constexpr -G -DNDEBUG -Icsrc -gencode=arch=compute_90,code=sm_90 \
-    -Xcompiler=-Wall,-Wextra -c {} -o "$2/$(echo {} | tr / _).o"
+# Turing has fewer instructions than later GPUs, and no other test here compiles for it.
+turing=("$folder/zoh/dstate1_long.cu" "$folder/zoh/floor_float.cu")
+{
+  printf '90\0%s\0' "${sources[@]}"
+  printf '75\0%s\0' "${turing[@]}"
+} | xargs -0 -n 2 -P "${MAX_JOBS:-$(nproc)}" sh -c '
+  echo "$1 $4 for sm_$3"
+  "$1" -std=c++20 --expt-relaxed-constexpr -G -DNDEBUG -Icsrc -gencode="arch=compute_$3,code=sm_$3" \
+    -Xcompiler=-Wall,-Wextra -c "$4" -o "$2/$(echo "$3_$4" | tr / _).o"
 ' _ "$home/bin/nvcc" "$folder"
