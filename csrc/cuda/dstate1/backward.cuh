@@ -26,7 +26,7 @@ namespace selective_scan::cuda::dstate1 {
 /// Adds the lanes that hold the same steps of different channels. A long window has one channel, so
 /// its lanes have only to hand over what they hold.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
-                                                  float (&sums)[2 * LongWindow::kSteps]) {
+                                                  WarpSums<LongWindow>& sums) {
   Pack<float, 2 * kItems> pairs;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& 
   store_pack(sums + lane * 2 * kItems, pairs);
 }
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
-                                                  float (&sums)[2 * WideWindow::kSteps]) {
+                                                  WarpSums<WideWindow>& sums) {
   constexpr int kChannelLanes = WideWindow::kChannelLanes;
   static_assert(kChannelLanes == 4, "channels are bits 2 to 4 of the lane");
   float values[2 * kItems];

@@ -33,8 +33,7 @@ using WideWindow = WindowShape<kChunkLanes>;
 /// One channel, which makes eight times as many warps, each of which is through a sequence eight
 /// times as soon.
 using LongWindow = WindowShape<kWarpSize>;
-
-/// The same for four warps, where channels are so few that one warp each leaves the GPU idle.
+/// One channel of four warps, where one warp each would leave most of the device idle.
 using SharedWindow = WindowShape<kWarpSize, 4>;
 
 /// Returns visit(shape) for the shape of windows of so many channels, which so many warps share.
