@@ -104,8 +104,7 @@ class BackwardTile {
       });
       __pipeline_commit();
     }
-    begin();
-    float start = fetch_start(last_number());
+    // What takes longest is asked for first.
     if constexpr (kHasStages) stage(last_number(), staged_at_);
     struct Projected {
       ProjectedBits<Shape> B, C;
@@ -115,6 +114,8 @@ class BackwardTile {
       return Projected{B_.fetch(left), C_.fetch(left)};
     };
     Projected projections = fetch_projections(last_number());
+    float start = fetch_start(last_number());
+    begin();
     if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
     int buffer = 0;
 #pragma unroll 1
@@ -229,18 +230,20 @@ class BackwardTile {
   }
 
   __device__ void begin() const {
-    LaneSums sums{};
-    LaneChannel own{};
-    if (exists()) {
-      const auto load = [&](const ArrayView& view) {
-        return load_component<float>(view, tile_.batch * view.batch + channel() * view.channel);
-      };
-      sums.state_gradient = load(params_.dlast_state);
-      own = {load(params_.A), load(params_.D), load(params_.delta_bias),
-             load(params_.initial_state)};
+    const ArrayView* const views[] = {&params_.dlast_state, &params_.A, &params_.D,
+                                      &params_.delta_bias, &params_.initial_state};
+    constexpr int kViews = sizeof(views) / sizeof(*views);
+    float values[kViews];
+    RawElement raw[kViews];
+#pragma unroll
+    for (int i = 0; i < kViews; ++i) {
+      const ArrayView& view = *views[i];
+      raw[i] = {view, tile_.batch * view.batch + channel() * view.channel, exists()};
     }
-    memory_.record.sums[lane_] = sums;
-    memory_.record.channels[lane_] = own;
+#pragma unroll
+    for (int i = 0; i < kViews; ++i) values[i] = raw[i].value(views[i]->dtype);
+    memory_.record.sums[lane_] = {values[0], 0.0f, 0.0f, 0.0f};
+    memory_.record.channels[lane_] = {values[1], values[2], values[3], values[4]};
   }
 
   /// The state before a window other than the first.
@@ -257,19 +260,23 @@ class BackwardTile {
     LaneSums sums = memory_.record.sums[lane_];
     const LaneChannel own = memory_.record.channels[lane_];
     const auto pole = make_pole<DeviceMath>(own.A);
-    const auto load = [&](Row row, Items& items) {
+    const auto fetch = [&](Row row) {
       const char* const source = address(memory_.origins.inputs, row, number) + opaque(0);
-      const auto raw = Access::fetch(lane_strides(), source, window);
+      return Access::fetch(lane_strides(), source, window);
+    };
+    const auto convert = [&](const typename Access::Raw& raw, Items& items) {
       Access::convert(lane_strides(), raw, window, memory_.own.tile, items);
     };
+    const auto load = [&](Row row, Items& items) { convert(fetch(row), items); };
     const auto store = [&](Row row, const Items& items) {
       char* const target = address(memory_.origins.gradients, row, number);
       Access::store(lane_strides(), target, window, memory_.own.tile, items);
     };
 
     Items u, delta, slope;
-    load(Row::kU, u);
-    load(Row::kDelta, delta);
+    const auto raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta);
+    convert(raw_u, u);
+    convert(raw_delta, delta);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
     make_steps<Access::kSize>(delta, params_.delta_softplus, slope);

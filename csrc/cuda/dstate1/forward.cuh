@@ -51,33 +51,6 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     move(Row::kDelta);
     if (has_gate) move(Row::kZ);
   };
-  if constexpr (kIsDense<Storage>) {
-    for_inputs([&](Row row) { dense.fetch(rows, row, origin(args.inputs[row]), lane); });
-  }
-
-  constexpr int kChannelLanes = Shape::kChannelLanes;
-  const bool exists = lane / kChannelLanes < tile.channels;
-  const int64_t channel = tile.first_channel + (exists ? lane / kChannelLanes : 0);
-  const auto load = [&](const ArrayView& view) {
-    return load_component<float>(view, tile.batch * view.batch + channel * view.channel);
-  };
-  const auto pole = make_pole<DeviceMath>(load(params.A));
-  const float D = load(params.D);
-  const float delta_bias = load(params.delta_bias);
-  float state = load(params.initial_state);
-  float* saved = nullptr;
-  if (params.states != nullptr) {
-    const int chunk = lane % kChannelLanes / kChunkLanes;  // of the lane's window
-    saved = static_cast<float*>(params.states) +
-            (tile.batch * num_saved_states(seqlen) + rank * Shape::kChunks + chunk) * params.dim +
-            channel;
-  }
-
-  Projection<Storage, Shape> B(params.B, tile, own_step + lane, Shape::kRoundSteps);
-  Projection<Storage, Shape> C(params.C, tile, own_step + lane, Shape::kRoundSteps);
-  auto next_B = B.fetch(seqlen - own_step - lane);
-  auto next_C = C.fetch(seqlen - own_step - lane);
-  const int lane_offset = Access::lane_offset(lane_strides(), lane);
   const auto window_at = [&](int first_step) {
     return Window<Shape>{tile.channels, seqlen - first_step, lane};
   };
@@ -95,12 +68,41 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     __pipeline_commit();
   };
 
+  // What takes longest is asked for first.
   if constexpr (kIsDense<Storage>) {
+    for_inputs([&](Row row) { dense.fetch(rows, row, origin(args.inputs[row]), lane); });
     __pipeline_commit();
-    __pipeline_wait_prior(0);
   } else if constexpr (kHasStages) {
     stage(own_step, staged_at);
   }
+  Projection<Storage, Shape> B(params.B, tile, own_step + lane, Shape::kRoundSteps);
+  Projection<Storage, Shape> C(params.C, tile, own_step + lane, Shape::kRoundSteps);
+  auto next_B = B.fetch(seqlen - own_step - lane);
+  auto next_C = C.fetch(seqlen - own_step - lane);
+  const int lane_offset = Access::lane_offset(lane_strides(), lane);
+
+  constexpr int kChannelLanes = Shape::kChannelLanes;
+  const bool exists = lane / kChannelLanes < tile.channels;
+  const int64_t channel = tile.first_channel + lane / kChannelLanes;
+  const auto ask_for = [&](const ArrayView& view) {
+    return RawElement(view, tile.batch * view.batch + channel * view.channel, exists);
+  };
+  const RawElement raw_A = ask_for(params.A), raw_D = ask_for(params.D);
+  const RawElement raw_bias = ask_for(params.delta_bias);
+  const RawElement raw_state = ask_for(params.initial_state);
+  const auto pole = make_pole<DeviceMath>(raw_A.value(params.A.dtype));
+  const float D = raw_D.value(params.D.dtype);
+  const float delta_bias = raw_bias.value(params.delta_bias.dtype);
+  float state = raw_state.value(params.initial_state.dtype);
+  float* saved = nullptr;
+  if (params.states != nullptr) {
+    const int chunk = lane % kChannelLanes / kChunkLanes;  // of the lane's window
+    saved = static_cast<float*>(params.states) +
+            (tile.batch * num_saved_states(seqlen) + rank * Shape::kChunks + chunk) * params.dim +
+            channel;
+  }
+
+  if constexpr (kIsDense<Storage>) __pipeline_wait_prior(0);
   for (int round = 0; round * Shape::kRoundSteps < seqlen; ++round) {
     const int first_step = round * Shape::kRoundSteps + own_step;
     const int next_step = first_step + Shape::kRoundSteps;
@@ -124,14 +126,17 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
         return first + (lane_offset + first_step * strides.step);
       }
     };
-    const auto load = [&](Row row, Items& items) {
-      const auto raw = Access::fetch(lane_strides(), address(args.inputs[row], row), window);
+    const auto fetch = [&](Row row) {
+      return Access::fetch(lane_strides(), address(args.inputs[row], row), window);
+    };
+    const auto convert = [&](const typename Access::Raw& raw, Items& items) {
       Access::convert(lane_strides(), raw, window, shared.tile, items);
     };
 
     Items u_items, delta_items;
-    load(Row::kU, u_items);
-    load(Row::kDelta, delta_items);
+    const auto raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta);
+    convert(raw_u, u_items);
+    convert(raw_delta, delta_items);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
     make_steps<Access::kSize>(delta_items, params.delta_softplus);
@@ -180,7 +185,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
     if (has_gate) {
       Items z_items;
-      load(Row::kZ, z_items);
+      convert(fetch(Row::kZ), z_items);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) y[i] *= z_items[i] * device_sigmoid(z_items[i]);
     }
