@@ -73,7 +73,7 @@ DSTATE1 = [
     )
     for window, storages in (
         ("Wide", (*DSTATE1_ROWS, "DenseRows<BFloat16>", "DenseRows<Half>")),
-        ("Long", DSTATE1_ROWS),
+        ("Long", (*DSTATE1_ROWS, "HalfVectors<BFloat16>", "HalfVectors<Half>")),
         ("Shared", DSTATE1_VECTORS),
     )
 ]

@@ -70,7 +70,7 @@ class BackwardTile {
   using Window = dstate1::Window<Shape>;
   using Access = RowAccess<Storage, Shape>;
   using Row = BackwardRows::Number;
-  using Staged = StagedWindow<Access::kSize, Shape>;
+  using Staged = StagedWindow<Storage, Shape>;
   static constexpr int kSteps = Shape::kSteps;
   static constexpr int kChannelLanes = Shape::kChannelLanes;
   static constexpr int kWarps = Shape::kWarps;

@@ -21,7 +21,7 @@ template <class Storage, class Shape>
 __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const ChannelTile& tile,
                                              WarpShared<Shape>& shared, StepMap* maps, char* rows) {
   using Access = RowAccess<Storage, Shape>;
-  using Staged = StagedWindow<Access::kSize, Shape>;
+  using Staged = StagedWindow<Storage, Shape>;
   using Row = ForwardRows::Number;
   constexpr bool kHasStages = kIsStaged<Storage>;
   const ForwardParams& params = args.params;

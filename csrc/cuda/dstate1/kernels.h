@@ -14,6 +14,8 @@ namespace selective_scan::cuda::dstate1 {
 template <class Element>
 struct Vectors {};  // rows aligned to 16 bytes, of steps side by side; B and C have the same type
 template <class Element>
+struct HalfVectors {};  // the same, aligned to 8 bytes; of two bytes
+template <class Element>
 struct DenseRows {};  // whole rows one behind the other, aligned to 4 steps; B and C likewise
 template <int kBytes>
 struct Scattered {};  // any strides, of elements of that size

@@ -43,7 +43,13 @@ const Launches& launches_of(DType dtype, Rows rows) {
       return is_bfloat ? kLaunches<DenseRows<BFloat16>, Shape> : kLaunches<DenseRows<Half>, Shape>;
     }
   }
-  if (rows == Rows::kVectors) return kLaunches<Vectors<float>, Shape>;
+  if constexpr (std::is_same_v<Shape, LongWindow>) {
+    if (rows == Rows::kHalfVectors) {
+      return is_bfloat ? kLaunches<HalfVectors<BFloat16>, Shape>
+                       : kLaunches<HalfVectors<Half>, Shape>;
+    }
+  }
+  if (dtype == DType::kFloat32) return kLaunches<Vectors<float>, Shape>;
   return is_bfloat ? kLaunches<Vectors<BFloat16>, Shape> : kLaunches<Vectors<Half>, Shape>;
 }
 

@@ -12,7 +12,7 @@
 namespace selective_scan::cuda::dstate1 {
 
 /// How rows are moved: see the storages of kernels.h.
-enum class Rows { kLongVectors, kVectors, kDense, kScattered };
+enum class Rows { kVectors, kHalfVectors, kDense, kScattered };
 
 struct ForwardPlan {
   Rows rows;

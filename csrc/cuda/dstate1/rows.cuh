@@ -133,6 +133,8 @@ struct VectorAccess {
 template <class Element, class Shape>
 struct RowAccess<Vectors<Element>, Shape> : VectorAccess<Element, kItems, Shape> {};
 template <class Element, class Shape>
+struct RowAccess<HalfVectors<Element>, Shape> : VectorAccess<Element, kItems, Shape> {};
+template <class Element, class Shape>
 struct RowAccess<DenseRows<Element>, Shape> : VectorAccess<Element, kItems / 2, Shape> {};
 
 template <class Storage>
@@ -174,16 +176,23 @@ class DenseWindow {
 };
 
 template <class Storage>
-constexpr bool kIsStaged = false;
+constexpr bool kHasHalfVectors = false;
+template <class Element>
+constexpr bool kHasHalfVectors<HalfVectors<Element>> = true;
+
+template <class Storage>
+constexpr bool kIsStaged = kHasHalfVectors<Storage>;
 template <class Element>
 constexpr bool kIsStaged<Vectors<Element>> = true;
 
 /// Rows of vectors of a window: how they come to shared memory, in which lanes find them by strides
 /// of their own, and go back. Neighbouring lanes move neighbouring vectors.
-template <int kSize, class Shape>
+template <class Storage, class Shape>
 class StagedWindow {
+  static constexpr int kSize = RowAccess<Storage, Shape>::kSize;
   static constexpr int kRow = staged_row<Shape>(kSize);
-  static constexpr int kPiece = sizeof(uint4);
+  using Piece = std::conditional_t<kHasHalfVectors<Storage>, uint2, uint4>;
+  static constexpr int kPiece = sizeof(Piece);
   static constexpr int kRowPieces = Shape::kSteps * kSize / kPiece;
   static constexpr int kCount = Shape::kChannels * kRowPieces / kWarpSize;  // of a lane
   static constexpr int kRowLanes = kRowPieces < kWarpSize ? kRowPieces : kWarpSize;
@@ -230,8 +239,8 @@ class StagedWindow {
   static __device__ void store(const Pieces& pieces, const char* memory, char* target) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto piece = *reinterpret_cast<const uint4*>(memory + pieces.places[i]);
-      if (pieces.exist[i]) *reinterpret_cast<uint4*>(target + pieces.offsets[i]) = piece;
+      const auto piece = *reinterpret_cast<const Piece*>(memory + pieces.places[i]);
+      if (pieces.exist[i]) *reinterpret_cast<Piece*>(target + pieces.offsets[i]) = piece;
     }
   }
 

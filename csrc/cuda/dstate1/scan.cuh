@@ -216,6 +216,10 @@ struct ProjectionOf<Vectors<Element>, Shape> {
   using Type = KnownProjection<Element, Shape>;
 };
 template <class Element, class Shape>
+struct ProjectionOf<HalfVectors<Element>, Shape> {
+  using Type = KnownProjection<Element, Shape>;
+};
+template <class Element, class Shape>
 struct ProjectionOf<DenseRows<Element>, Shape> {
   using Type = KnownProjection<Element, Shape>;
 };

@@ -65,7 +65,7 @@ int choose_window_channels(const ScanParams& params, const Device& device, bool 
 /// Backward a multiprocessor has room for half as many of 4-byte elements.
 int choose_window_warps(const ScanParams& params, const Device& device, bool is_backward,
                         int window_channels, Rows rows) {
-  if (window_channels > 1 || rows == Rows::kScattered) return 1;
+  if (window_channels > 1 || rows != Rows::kVectors) return 1;
   const double room = is_backward && params.u.dtype == DType::kFloat32 ? 0.5 : 1;
   const double warps = count_warps(params, device, LongWindow::kChannels) / room;
   const double steps = figures_of(device).choice.dstate1_shared_steps * warps * warps;
@@ -86,10 +86,11 @@ Rows find_rows(const Params& params, int window_channels) {
   if (params.u.dtype == DType::kFloat32) {
     return have_vectors(kItems / 2) ? Rows::kVectors : Rows::kScattered;
   }
-  if (have_vectors(kItems)) return Rows::kLongVectors;
-  const bool can_be_dense = window_channels == WideWindow::kChannels &&
-                            params.seqlen <= kMostDenseSteps && have_vectors(kItems / 2);
-  return can_be_dense && are_dense(params, rows) ? Rows::kDense : Rows::kScattered;
+  if (have_vectors(kItems)) return Rows::kVectors;
+  if (!have_vectors(kItems / 2)) return Rows::kScattered;
+  if (window_channels == LongWindow::kChannels) return Rows::kHalfVectors;
+  const bool can_be_dense = params.seqlen <= kMostDenseSteps && are_dense(params, rows);
+  return can_be_dense ? Rows::kDense : Rows::kScattered;
 }
 
 /// Gives a block of so many warps the shared memory for rows of so many arrays, beside the bytes
