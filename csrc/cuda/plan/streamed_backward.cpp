@@ -176,29 +176,40 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   while (most > 0 && !fits()) --most;
   const bool is_packed = params.packed.present();
   const int64_t places = device.multiprocessors;
+  const int64_t chunks = ceil_div(params.seqlen, kChunk);
   const auto load_of = [&](int64_t items) { return time_of(items, geometry, figures); };
   Geometry& best = plan.geometry;
-  Geometry cut;  // the best one for segments, which spread work of any size evenly
+  Geometry cut;  // the best one for segments
   double best_load = 0, cut_load = 0;
-  const auto keep = [&](Geometry& kept, double& kept_load, double load) {
+  const auto keep = [](const Geometry& candidate, double load, Geometry& kept, double& kept_load) {
     if (kept.work_items > 0 && load > kept_load) return;
-    kept = geometry;
+    kept = candidate;
     kept_load = load;
   };
   for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
-    // A tile writes one partial sum of dB and dC for all of its channels.
-    if (params.variable_B && geometry.tile_channels() < kMinBackwardTile &&
+    geometry.set_tiles();
+    const int64_t items = geometry.work_items = params.batch * params.groups * geometry.tiles;
+    // A tile writes one partial sum of dB and dC for all of its channels, which costs less than
+    // multiprocessors that have none.
+    if (params.variable_B && items > places && geometry.tile_channels() < kMinBackwardTile &&
         geometry.warps() < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
-    geometry.set_tiles();
-    const int64_t items = geometry.work_items = params.batch * params.groups * geometry.tiles;
-    if (params.variable_B && 2 * items <= places) keep(cut, cut_load, load_of(items));
     // So do split tiles.
     const double load = splits_tiles(params, geometry, device)
                             ? load_of(items) * figures.split_cost
                             : load_of(ceil_div(items, places) * places);
-    keep(best, best_load, load);
+    keep(geometry, load, best, best_load);
+    if (!params.variable_B || 2 * items > places) continue;
+    if (is_packed) {  // segments spread work of any size evenly
+      keep(geometry, load_of(items), cut, cut_load);
+      continue;
+    }
+    for (int64_t waves = 1; waves <= figures_of(device).segments.blocks; ++waves) {
+      Geometry candidate = geometry;
+      cut_time(params.seqlen, std::min(waves * places / items, chunks), candidate);
+      keep(candidate, estimated_time(candidate, chunks, device), cut, cut_load);
+    }
   }
   if (cut.work_items == 0) return;
   if (is_packed) {
@@ -206,16 +217,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
     best = cut;
     return cut_packed(params, device, plan);
   }
-  const int64_t chunks = ceil_div(params.seqlen, kChunk);
-  double best_time = estimated_time(best, chunks, device);
-  for (int64_t waves = 1; waves <= figures_of(device).segments.blocks; ++waves) {
-    Geometry candidate = cut;
-    cut_time(params.seqlen, std::min(waves * places / cut.work_items, chunks), candidate);
-    const double time = estimated_time(candidate, chunks, device);
-    if (time >= best_time) continue;
-    best = candidate;
-    best_time = time;
-  }
+  if (cut_load < estimated_time(best, chunks, device)) best = cut;
 }
 
 /// Whether the kernels for u's type sum dB and dC with as many digits as these have.
