@@ -51,10 +51,10 @@ constexpr int forward_blocks(int element_size) {
   return element_size == 4 || Shape::kChannels == 1 ? 4 : 6;
 }
 template <class Shape>
-constexpr int kMaxBackwardWarps = Shape::kWarps > 1 ? 8 : 4;
+constexpr int kMaxBackwardWarps = Shape::kWarps > 1 ? 16 : 4;
 template <class Shape>
 constexpr int backward_blocks(bool has_vectors) {
-  if constexpr (Shape::kWarps > 1) return 2;
+  if constexpr (Shape::kWarps > 1) return 1;
   return has_vectors && Shape::kChannels > 1 ? 4 : 3;
 }
 

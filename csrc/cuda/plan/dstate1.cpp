@@ -131,15 +131,22 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
     return visit_shape(plan.window_channels, plan.window_warps, visitor);
   };
   const int most = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
-  const int tile_windows = static_cast<int>(std::min<int64_t>(windows, most / plan.window_warps));
-  plan.warps = tile_windows * plan.window_warps;
-  plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
-  plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
-  const int shared_bytes =
-      visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(plan.warps); });
-  plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
-  return make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
-                            shared_bytes, plan);
+  // Where a block has no room for them, it may have room for half as many.
+  for (const int warps : {most, most / 2}) {
+    const auto tile_windows =
+        static_cast<int>(std::min<int64_t>(windows, warps / plan.window_warps));
+    plan.warps = tile_windows * plan.window_warps;
+    plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
+    plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
+    const int shared_bytes =
+        visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(plan.warps); });
+    plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
+    if (make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
+                           shared_bytes, plan)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 /// Makes the part of a plan that both passes have: what rows are, who shares windows, and blocks
