@@ -141,13 +141,13 @@ cudaError_t describe_device(std::string& text) {
   return error;
 }
 
-cudaError_t scan_forward(const ForwardParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream, const StateExchange* exchange) {
+cudaError_t launch(const ForwardParams& params, const ScratchMemory& memory, cudaStream_t stream,
+                   const StateExchange* exchange) {
   return scan(params, memory, stream, exchange);
 }
 
-cudaError_t scan_backward(const BackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream, const StateExchange* exchange) {
+cudaError_t launch(const BackwardParams& params, const ScratchMemory& memory, cudaStream_t stream,
+                   const StateExchange* exchange) {
   return scan(params, memory, stream, exchange);
 }
 

@@ -20,8 +20,6 @@ namespace {
 
 /// What runs on the device and the stream of a tensor.
 struct CudaBackend {
-  using Memory = cuda::ScratchMemory;
-
   static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
   static constexpr int64_t kMostChannels = cuda::kMostNormChannels;
   static constexpr bool kSavesStates = true;
@@ -33,61 +31,13 @@ struct CudaBackend {
   void check(const auto&) const {}
   int64_t num_segments(const auto& params) const { return cuda::num_segments(params); }
 
-  void launch(const ForwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
-  }
-  void launch(const BackwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
-  }
-  void launch(const ForwardParams& params, const Memory& memory,
-              const StateExchange& exchange) const {
-    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream, &exchange));
-  }
-  void launch(const BackwardParams& params, const Memory& memory,
-              const StateExchange& exchange) const {
-    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream, &exchange));
-  }
-  void launch(const MatrixForwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::scan_forward(params, memory, stream));
-  }
-  void launch(const MatrixBackwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::scan_backward(params, memory, stream));
-  }
-  void launch(const PrefillParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::scan_prefill(params, memory, stream));
-  }
-  void launch(const UpdateParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::update_states(params, stream));
-  }
-  void launch(const ConvForwardParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_forward(params, stream));
-  }
-  void launch(const ConvBackwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_backward(params, memory, stream));
-  }
-  void launch(const ConvPrefillParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_prefill(params, stream));
-  }
-  void launch(const ConvUpdateParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::causal_conv1d_update(params, stream));
-  }
-  void launch(const DiagonalForwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::diagonal_scan_forward(params, memory, stream));
-  }
-  void launch(const DiagonalBackwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::diagonal_scan_backward(params, memory, stream));
-  }
-  void launch(const UnitaryForwardParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::unitary_scan_forward(params, stream));
-  }
-  void launch(const UnitaryBackwardParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::unitary_scan_backward(params, stream));
-  }
-  void launch(const NormForwardParams& params, const Memory&) const {
-    STD_CUDA_CHECK(cuda::norm_forward(params, stream));
-  }
-  void launch(const NormBackwardParams& params, const Memory& memory) const {
-    STD_CUDA_CHECK(cuda::norm_backward(params, memory, stream));
+  /// Only scans with a diagonal A take a StateExchange.
+  template <class Params, class... Exchange>
+  void launch(const Params& params, const cuda::ScratchMemory& memory,
+              const Exchange&... exchange) const
+    requires requires { cuda::launch(params, memory, cudaStream_t{}, &exchange...); }
+  {
+    STD_CUDA_CHECK(cuda::launch(params, memory, stream, &exchange...));
   }
 
   CudaStream stream;

@@ -47,8 +47,8 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
 
 }  // namespace conv
 
-cudaError_t causal_conv1d_backward(const ConvBackwardParams& params, const ScratchMemory& memory,
-                                   cudaStream_t stream) {
+cudaError_t launch(const ConvBackwardParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   using namespace conv;
   Device device;
   cudaError_t error = current_device(device);

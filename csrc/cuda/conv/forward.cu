@@ -2,7 +2,7 @@
 
 namespace selective_scan::cuda {
 
-cudaError_t causal_conv1d_forward(const ConvForwardParams& params, cudaStream_t stream) {
+cudaError_t launch(const ConvForwardParams& params, const ScratchMemory&, cudaStream_t stream) {
   using namespace conv;
   Device device;
   cudaError_t error = current_device(device);

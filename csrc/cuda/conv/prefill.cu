@@ -4,10 +4,13 @@
 
 namespace selective_scan::cuda {
 
-cudaError_t causal_conv1d_prefill(const ConvPrefillParams& params, cudaStream_t stream) {
+cudaError_t launch(const ConvPrefillParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   const auto as_states = &ConvPrefillParams::as_states;
   cudaError_t error = load_slots(params.slots, as_states(params.initial_states), stream);
-  if (error == cudaSuccess) error = causal_conv1d_forward(params, stream);
+  if (error == cudaSuccess) {
+    error = launch(static_cast<const ConvForwardParams&>(params), memory, stream);
+  }
   if (error != cudaSuccess) return error;
   return store_slots(params.slots, as_states(params.final_states), params.packed(), params.out,
                      stream);

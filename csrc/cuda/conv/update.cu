@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
 }  // namespace
 }  // namespace conv
 
-cudaError_t causal_conv1d_update(const ConvUpdateParams& params, cudaStream_t stream) {
+cudaError_t launch(const ConvUpdateParams& params, const ScratchMemory&, cudaStream_t stream) {
   using namespace conv;
   LaunchShape shape{ceil_div(params.dim, int64_t{kUpdateThreads}), kUpdateThreads};
   shape.rows = std::min(params.batch, kMaxRows);

@@ -6,8 +6,8 @@ int64_t num_segments(const DiagonalBackwardParams& params) {
   return diagonal::make_segmentation(params, params.dh).segments;
 }
 
-cudaError_t diagonal_scan_backward(const DiagonalBackwardParams& params,
-                                   const ScratchMemory& memory, cudaStream_t stream) {
+cudaError_t launch(const DiagonalBackwardParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   return diagonal::run<BackwardStep>(params, params.dh, memory, stream);
 }
 

@@ -239,8 +239,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace matrix
 
-cudaError_t scan_backward(const MatrixBackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream) {
+cudaError_t launch(const MatrixBackwardParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   const matrix::WorkspaceLayout layout(params);
   const matrix::Workspace workspace = layout.in(memory(layout.bytes));
   const MatrixForwardParams inputs(params, params.A_column);

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace matrix
 
-cudaError_t scan_forward(const MatrixForwardParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream) {
+cudaError_t launch(const MatrixForwardParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   const matrix::WorkspaceLayout layout(params);
   const matrix::Workspace workspace = layout.in(memory(layout.bytes));
   const cudaError_t error = matrix::reduce(params, workspace, stream);

@@ -374,12 +374,12 @@ cudaError_t choose(const Params& params, const ScratchMemory& memory, cudaStream
 
 }  // namespace
 
-cudaError_t norm_forward(const NormForwardParams& params, cudaStream_t stream) {
+cudaError_t launch(const NormForwardParams& params, const ScratchMemory&, cudaStream_t stream) {
   return choose(params, {}, stream);
 }
 
-cudaError_t norm_backward(const NormBackwardParams& params, const ScratchMemory& memory,
-                          cudaStream_t stream) {
+cudaError_t launch(const NormBackwardParams& params, const ScratchMemory& memory,
+                   cudaStream_t stream) {
   return choose(params, memory, stream);
 }
 

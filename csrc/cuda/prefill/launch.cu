@@ -7,10 +7,11 @@
 
 namespace selective_scan::cuda {
 
-cudaError_t scan_prefill(const PrefillParams& params, const ScratchMemory& memory,
-                         cudaStream_t stream) {
+cudaError_t launch(const PrefillParams& params, const ScratchMemory& memory, cudaStream_t stream) {
   cudaError_t error = load_slots(params.slots, params.initial_state, stream);
-  if (error == cudaSuccess) error = scan_forward(params, memory, stream);
+  if (error == cudaSuccess) {
+    error = launch(static_cast<const ForwardParams&>(params), memory, stream);
+  }
   if (error == cudaSuccess) error = store_checkpoints(params, stream);
   if (error != cudaSuccess) return error;
   return store_slots(params.slots, params.last_state, params.packed, params.out, stream);

@@ -4,7 +4,7 @@ namespace selective_scan::cuda {
 namespace {
 
 template <class T>
-cudaError_t launch(const UnitaryForwardParams& params, cudaStream_t stream) {
+cudaError_t run(const UnitaryForwardParams& params, cudaStream_t stream) {
   return unitary::with_team<T>(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
     unitary::forward_kernel<T, lanes, states, variable>
@@ -15,8 +15,8 @@ cudaError_t launch(const UnitaryForwardParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t unitary_scan_forward(const UnitaryForwardParams& params, cudaStream_t stream) {
-  return params.is_double ? launch<double>(params, stream) : launch<float>(params, stream);
+cudaError_t launch(const UnitaryForwardParams& params, const ScratchMemory&, cudaStream_t stream) {
+  return params.is_double ? run<double>(params, stream) : run<float>(params, stream);
 }
 
 }  // namespace selective_scan::cuda

@@ -43,7 +43,7 @@ auto find_launch(const UpdateParams& params, const UpdatePlan& plan) {
 
 }  // namespace
 
-cudaError_t update_states(const UpdateParams& params, cudaStream_t stream) {
+cudaError_t launch(const UpdateParams& params, const ScratchMemory&, cudaStream_t stream) {
   const UpdatePlan plan = plan_update(params);
   return find_launch(params, plan)({params, plan}, stream);
 }
