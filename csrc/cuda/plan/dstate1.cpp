@@ -131,7 +131,8 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
     return visit_shape(plan.window_channels, plan.window_warps, visitor);
   };
   const int most = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
-  // Where a block has no room for them, it may have room for half as many.
+  // Large blocks have few partial sums, but end unevenly if there is more than one wave of them, and
+  // some devices have no room for them.
   for (const int warps : {most, most / 2}) {
     const auto tile_windows =
         static_cast<int>(std::min<int64_t>(windows, warps / plan.window_warps));
@@ -141,7 +142,9 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
     const int shared_bytes =
         visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(plan.warps); });
     plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
-    if (make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
+    const bool ends_evenly = plan.window_warps == 1 || plan.work_items <= device.multiprocessors;
+    if ((ends_evenly || warps < most) &&
+        make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
                            shared_bytes, plan)) {
       return true;
     }
