@@ -48,6 +48,9 @@ constexpr int fitting_blocks(int threads, int blocks) {
   return threads * blocks > kThreads ? kThreads / threads : blocks;
 }
 
+/// Of a multiprocessor; each has every fourth warp of a block.
+constexpr int kSchedulers = 4;
+
 /// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
 /// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values.
 constexpr int kMinBackwardTile = 64;

@@ -117,18 +117,16 @@ struct Figures {
 
   /// With these streamed_backward.cpp chooses warps and tiles.
   struct StreamedBackward {
-    /// With w warps a multiprocessor issues at w / (w + half_rate_warps) of its full rate. So the
-    /// unit of estimated times is the time of a chunk over w + half_rate_warps.
+    /// With w warps, or so many fewer that the fullest scheduler has the same, a multiprocessor
+    /// issues at w / (w + half_rate_warps) of its full rate. So the unit of estimated times is the
+    /// time of a chunk over w + half_rate_warps.
     int half_rate_warps = 6;
     /// A block begins with a delay, and segments with another one, of the kernels that summarize
     /// and combine them.
     double delay = 14;
-    double segments_delay = 15;
-    /// A chunk takes so many times the time with its summary, more where there is one wave of
-    /// blocks for all of the device, which ends with the slowest, and more again for each wave.
-    double summarized = 1.15;
-    double unevenness = 0.45;
-    double per_wave = 0.04;
+    double segments_delay = 18;
+    /// A chunk takes so many times the time with its summary.
+    double summarized = 1.27;
     /// Tiles of fewer steps are done too soon for a block to wait for another one.
     int64_t ordered_steps = 256;
     /// To split some tiles does not pay where whole ones keep so many multiprocessors busy.

@@ -71,7 +71,6 @@ Refusal refuse(const ForwardParams& params) {
 /// So many warps make rows that they keep up with those that scan, and that no scheduler has fewer
 /// warps than others.
 int makers_for(int64_t scanners) {
-  constexpr int64_t kSchedulers = 4;
   constexpr int64_t kEach = 6;
   return static_cast<int>(round_up(scanners + ceil_div(scanners, kEach), kSchedulers) - scanners);
 }

@@ -125,7 +125,8 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
 /// What so many chunks, or blocks of equal length, take one after the other, in the unit of
 /// figures.h.
 double time_of(int64_t count, const Geometry& geometry, const Figures::StreamedBackward& figures) {
-  return static_cast<double>(count * (geometry.warps() + figures.half_rate_warps));
+  const int warps = round_up(geometry.warps(), kSchedulers);
+  return static_cast<double>(count * (warps + figures.half_rate_warps));
 }
 
 /// Time in that unit. A multiprocessor has one block at a time.
@@ -134,12 +135,9 @@ double estimated_time(const Geometry& geometry, int64_t chunks, const Device& de
   const int64_t places = device.multiprocessors;
   const auto waves = static_cast<double>(ceil_div(geometry.work_items, places));
   if (geometry.segments == 1) return waves * (figures.delay + time_of(chunks, geometry, figures));
-  const double filled =
-      std::min(1.0, static_cast<double>(geometry.work_items) / static_cast<double>(places));
-  const double slower = figures.unevenness * filled / waves + figures.per_wave * (waves - 1);
   const double segment = time_of(geometry.segment_steps / kChunk, geometry, figures);
   return figures.segments_delay +
-         waves * (figures.delay + figures.summarized * (1 + slower) * segment);
+         waves * (figures.delay + figures.summarized * segment);
 }
 
 void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan& plan) {

@@ -69,7 +69,6 @@ const Variant* find_variant(const ScanParams& params) {
 double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int warps,
                       int resident) {
   const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
-  constexpr int kSchedulers = 4;
   const double fullest = warps <= 2 ? warps : kSchedulers * ceil_div(warps, kSchedulers);
   const double share = figures.fullest * fullest + (1 - figures.fullest) * warps;
   const auto wave = [&](int64_t blocks_each) {
