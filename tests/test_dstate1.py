@@ -67,7 +67,8 @@ def long_sequences():
     """Several windows of one channel each."""
     for dtype in FLOATS:
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (256, 264, 520, 523))
-        yield BASE.with_(dtype=dtype, seqlen=776, reverse=True)
+        yield from (BASE.with_(dtype=dtype, seqlen=n, reverse=True) for n in (524, 776))
+        yield BASE.with_(dtype=dtype, seqlen=1044)  # of vectors of 4 steps
         yield BASE.with_(dtype=dtype, seqlen=520, layout="channel_last")
 
 

@@ -1,8 +1,12 @@
 // What the plans know of a device.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "../../core/config.h"
 
 namespace selective_scan::cuda {
 
@@ -21,6 +25,15 @@ struct Device {
   /// How many blocks of that much shared memory a multiprocessor has room for.
   int blocks_by_shared_memory(int bytes) const {
     return shared_bytes / (bytes + kReservedSharedBytes);
+  }
+  /// How much shared memory blocks of `bytes` ask for so that the multiprocessors get as many of
+  /// them each: behind a kernel that still runs on some, others would take all that they have room
+  /// for.
+  int even_shared_bytes(int64_t blocks, int bytes) const {
+    constexpr int kUnit = 128;
+    const auto wanted = static_cast<int>(ceil_div(blocks, multiprocessors));
+    const int too_many = shared_bytes / (wanted + 1) - kReservedSharedBytes;
+    return std::max(bytes, round_up(too_many + 1, kUnit));
   }
   static constexpr int kReservedSharedBytes = 1024;  // per block, by the system
 };

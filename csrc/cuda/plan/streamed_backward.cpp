@@ -276,13 +276,6 @@ void keep_order(LaneMap map, std::array<RowArray, kCount>& rows) {
   for (RowArray& it : rows) it.has_step_vectors = it.has_step_vectors && it.step > 0;
 }
 
-/// Has each block be alone on a multiprocessor where there are enough of these. Small ones would
-/// share some, while what was launched before still runs on the others.
-void keep_apart(const Device& device, LaunchShape& shape) {
-  if (shape.blocks > device.multiprocessors) return;
-  shape.shared_bytes = std::max(shape.shared_bytes, device.shared_bytes / 2 + 1);
-}
-
 void take_scratch(const BackwardParams& params, BackwardPlan& plan) {
   BackwardScratch& scratch = plan.scratch;
   const Geometry& geometry = plan.geometry;
@@ -353,7 +346,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   plan.summary_shape = {geometry.work_items, geometry.threads(), variant->summary_bytes(geometry),
                         params.variable_B};
   for (LaunchShape* const shape : {&plan.shape, &plan.summary_shape}) {
-    keep_apart(device, *shape);
+    shape->shared_bytes = device.even_shared_bytes(shape->blocks, shape->shared_bytes);
   }
   take_scratch(params, plan);
   return {};

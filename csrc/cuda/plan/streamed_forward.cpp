@@ -93,17 +93,6 @@ bool cut(int64_t chunks, int64_t wanted, int64_t fewest_chunks, ForwardGeometry&
   return geometry.segments > 1;
 }
 
-/// How much shared memory blocks of `bytes` ask for so that a single wave of them is spread evenly:
-/// behind the kernel that writes B and C, some multiprocessors would take all `resident` that they
-/// have room for, and others fewer.
-int even_shared_bytes(const Device& device, int64_t blocks, int resident, int bytes) {
-  const auto wanted = static_cast<int>(ceil_div(blocks, device.multiprocessors));
-  if (wanted >= resident) return bytes;
-  constexpr int kUnit = 128;
-  const int too_many = device.shared_bytes / (wanted + 1) - Device::kReservedSharedBytes;
-  return std::max(bytes, round_up(too_many + 1, kUnit));
-}
-
 /// Returns the part of packed sequences' steps that is summarized: those beyond what stays whole,
 /// if the lengths, which the host does not know, are distributed exponentially.
 double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
@@ -169,7 +158,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
     candidate.segment_chunks = chunks;
     const int64_t blocks = sequences * candidate.tiles;
     ForwardGeometry whole = candidate;
-    whole.shared_bytes = even_shared_bytes(device, blocks, resident, candidate.shared_bytes);
+    whole.shared_bytes = device.even_shared_bytes(blocks, candidate.shared_bytes);
     keep_best(whole, resident, 0);
     if (!may_cut) return;
     const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
