@@ -30,8 +30,8 @@ PYTEST = $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 export PATH := $(BIN):$(PATH)
 
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.py')
-# Modules with tables of arguments, which are compiled into the libraries.
-SOURCES += selective_scan/_checks.py selective_scan/_table.py $(shell grep -l '_table import' selective_scan/*.py)
+# Modules with tables of arguments and schemas, which are compiled into the libraries.
+SOURCES += selective_scan/_checks.py selective_scan/_result.py selective_scan/_table.py $(shell grep -l '_table import' selective_scan/*.py)
 CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 

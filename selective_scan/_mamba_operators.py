@@ -208,6 +208,12 @@ class _LayerOperator(Operator):
     ``mamba_inner_bwd_over``, which is given y once more, to write over its memory."""
 
     _derivative_type = _LayerDerivative
+    _has_defaults = False
+
+    def schemas(self) -> dict[str, str]:
+        found = super().schemas()
+        over = found[f"{self.name}_bwd"].replace(") -> ", ", Tensor(a!) room) -> ")
+        return {**found, f"{self.name}_bwd_over": over}
 
     def _register_backward(self) -> None:
         super()._register_backward()
@@ -293,7 +299,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         _arguments(_RESIDUAL, *own),
         results,
         backward=f"dout {' '.join(given)}",
-        derived={"xz_dtype": lambda inputs: inputs[0].dtype},
+        derived={Option("xz_dtype", REAL): lambda inputs: inputs[0].dtype},
         function_arguments=LAYER_ARGUMENTS,
         backward_arguments=_arguments(*own),
         gradient_like={"xz": _allocate_dxz},

@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -29,6 +30,7 @@ from ._derivative import Derivative
 from ._function import make_function, refuse_double_backward, save_nothing
 from ._ops import ops
 from ._result import Result
+from ._schemas import arguments_text, declared
 from ._sharding import are_distributed, call_sharded
 from ._table import BACKEND, Option, Table, TensorList, check_backend
 
@@ -43,7 +45,7 @@ class Operator:
 
     What differs between operators is said in a declaration, from which all the rest follows. The
     recurrence h[t] = a[t]·h[t-1] + b[t], say, with ops ``decay_fwd`` and ``decay_bwd``, whose
-    schemas and kernels are in csrc/torch::
+    kernels are in csrc/torch::
 
         DECAY = Operator(
             "decay",
@@ -72,7 +74,7 @@ class Operator:
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
     A forward op some of whose results may be None has another one beside it, ``decay_fwd_traced``.
-    csrc/torch/optional_results.h tells why, and defines both.
+    csrc/torch/optional_results.h tells why.
 
     The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
     "batch" where it can (see ``_batching.py``), so a batch is to be called so.
@@ -93,8 +95,7 @@ class Operator:
             differentiable result, ``d`` and its name, then arguments and results of the forward op
             and values of `derived`. It returns the gradient of every tensor argument that is in
             `backward_arguments` or `gradient_like`, in their order; None for an absent one.
-        derived: values that the backward op wants beside, by name, each from the forward op's
-            arguments.
+        derived: values that the backward op wants beside, each from the forward op's arguments.
         function_arguments: those of the function and the reference, where not `arguments`.
         backward_arguments: the tensors that the backward op is given, where not `arguments`.
         reference: the name of the reference, where not ``{name}_ref``.
@@ -111,6 +112,7 @@ class Operator:
     """
 
     _derivative_type = Derivative
+    _has_defaults = True  # whether calls of the forward op may leave arguments out
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Operator:
         results: Sequence[Result],
         backward: str = "",
         *,
-        derived: Mapping[str, Callable[[Sequence], object]] | None = None,
+        derived: Mapping[Option, Callable[[Sequence], object]] | None = None,
         function_arguments: Table | None = None,
         backward_arguments: Table | None = None,
         reference: str | None = None,
@@ -133,6 +135,7 @@ class Operator:
         self.arguments = arguments
         self.results = results
         self._backward_names = tuple(backward.split())
+        self._derived = derived or {}
         self._function_arguments = function_arguments or arguments
         self._backward_arguments = backward_arguments or arguments
         self._gradient_like = gradient_like or {}
@@ -170,7 +173,7 @@ class Operator:
                 self._defaults,
                 results,
                 self._backward_names,
-                derived or {},
+                {option.name: derive for option, derive in self._derived.items()},
                 [argument.name for argument in self._gradients],
             )
         if "cpu" in _library.devices:
@@ -305,6 +308,32 @@ class Operator:
         )
 
     # --- what PyTorch is told ---------------------------------------------------------------------
+
+    def schemas(self) -> dict[str, str]:
+        """Those of the ops, by their names. csrc/torch/argument_tables.py gives them to C++."""
+        arguments = [*self.arguments.arguments, *[Option("save_states")] * self._saves_states]
+        given = arguments_text(arguments, self._defaults if self._has_defaults else ())
+        if not self._backward_names:  # where out is given, an undefined tensor is returned
+            return {self.name: f"({given}) -> Tensor"}
+        made = ", ".join(map(declared, self.results))
+        found = {"fwd": f"({given}) -> ({made})"}
+        if "?" in made:
+            found["fwd_traced"] = f"({given}) -> ({made.replace('?', '')})"
+        texts = {it.name: declared(it) for it in (*arguments, *self._derived, *self.results)}
+        cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
+        texts |= {f"d{result.name}": f"{cotangent} d{result.name}" for result in self.results}
+        given = ", ".join(texts[name] for name in self._backward_names)
+        gradients = {argument.name: f"Tensor d{argument.name}" for argument in self._gradients}
+        found["bwd"] = f"({given}) -> ({', '.join(gradients.values())})"
+        if self._given_gradients:
+            written = [
+                replace(argument, name=f"d{argument.name}", is_changed=True)
+                for argument in self._gradients
+                if argument.name in self._given_gradients
+            ]
+            made = ", ".join(gradients[it] for it in gradients if it not in self._given_gradients)
+            found["bwd_out"] = f"({given}, *, {arguments_text(written)}) -> ({made})"
+        return {f"{self.name}_{suffix}": schema for suffix, schema in found.items()}
 
     def _register(self) -> None:
         """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""

@@ -35,7 +35,7 @@ class Result:
     is_differentiable = True
 
     @property
-    def is_optional(self) -> bool:
+    def optional(self) -> bool:
         return not self.is_differentiable or self.is_asked is not None
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:

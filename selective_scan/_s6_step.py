@@ -92,7 +92,18 @@ def _flops(call: Call) -> tuple[int, int]:
     return rows * (2 * weights + 7 * states), 0
 
 
-S6_STEP = Operator(
+class _StepOperator(Operator):
+    """That of a step, whose calls an op ``s6_step_prepare`` of the same arguments prepares."""
+
+    _has_defaults = False
+
+    def schemas(self) -> dict[str, str]:
+        schema = super().schemas()[self.name]
+        return {self.name: schema, f"{self.name}_prepare": schema.replace("-> Tensor", "-> int")}
+
+
+# Lists are None rather than without tensors: AOTInductor takes no empty ones.
+S6_STEP = _StepOperator(
     "s6_step",
     Table(
         TensorArgument("hidden", REAL, ("batch", "steps", "d_model")),

@@ -88,7 +88,7 @@ DIAGONAL_SCAN = Operator(
     _arguments("b", Option("reverse")),
     results=[Result("h", _SEQUENCE, _result_dtype, like="b")],
     backward="dh a h initial_state reverse cu_seqlens complex_b",
-    derived={"complex_b": lambda inputs: inputs[1].is_complex()},
+    derived={Option("complex_b"): lambda inputs: inputs[1].is_complex()},
     backward_arguments=_arguments("h"),
     gradient_like={"b": _allocate_db},
     flops=_flops,

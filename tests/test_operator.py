@@ -73,6 +73,12 @@ def gathered(library):
     )
 
 
+def test_schemas_follow_from_the_declaration(gathered):
+    for name, schema in gathered.schemas().items():
+        op = getattr(torch.ops.selective_scan, name).default
+        assert torch._C.parse_schema(f"selective_scan::{name}{schema}") == op._schema
+
+
 def gathered_inputs():
     x, index = torch.randn(5), torch.tensor([3, 0, 3])
     return x.requires_grad_(), index, torch.randn(1).requires_grad_()

@@ -1,5 +1,6 @@
 // What is in a table of the arguments of an operator. setup.py has argument_tables.py write the
-// tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more.
+// tables, as a header, from those of selective_scan/; selective_scan/_table.py explains more. The
+// header has the schemas of the operators' ops, too: kSchemas.
 //
 // There is a struct of each table's arguments beside it, in the order of the op. Its tensors() are
 // what the table is for, and its constants are indices of these. Its one_by_one<kOp> is the op as

@@ -1,5 +1,5 @@
 """Writes the tables of operators' arguments in selective_scan/ as a header: C++'s structs of these
-arguments, and what its checks are told of them.
+arguments, what its checks are told of them, and the schemas of the operators' ops.
 
 As a program, argument_tables.py PACKAGE HEADER: PACKAGE is a copy of selective_scan/ without
 libraries, since those that were built before may not have today's operators.
@@ -8,6 +8,7 @@ libraries, since those that were built before may not have today's operators.
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ TABLES = {
     "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),
     "kS6Step": ("_s6_step", "S6_STEP"),
 }
+# Operators whose arguments C++ checks by itself.
+_OTHERS = [("diagonal_scan", "DIAGONAL_SCAN")]
 _SCALAR_TYPES = {
     "float16": "Half",
     "bfloat16": "BFloat16",
@@ -66,7 +69,7 @@ def _ignore_all_but_sources(folder: str, names: list[str]) -> list[str]:
 
 
 class _Header:
-    """Sizes, dimensions and tables, as they are met."""
+    """Sizes, dimensions, tables and schemas, as they are met."""
 
     def __init__(self, checks, table) -> None:
         self._checks, self._table = checks, table
@@ -74,6 +77,7 @@ class _Header:
         self.dims: dict[str, int] = {}
         self._dim_rows: list[str] = []
         self.tables: list[str] = []
+        self.schemas: list[str] = []
         self.dim("batch")
         self.dim("dstate")
         self.dim("groups")
@@ -218,6 +222,9 @@ class _Header:
                 + ",\n    ".join(self._dim_rows)
                 + "};",
                 *self.tables,
+                "inline constexpr const char* kSchemas[] = {\n    "
+                + ",\n    ".join(map(json.dumps, self.schemas))
+                + "};",
                 "}  // namespace tables",
                 "}  // namespace selective_scan::op\n",
             ]
@@ -232,13 +239,31 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _operator(module: str, name: str):
+    return getattr(importlib.import_module(f"selective_scan.{module}"), name)
+
+
+def _layer_of_ranks():
+    """What schemas want of the operator in selective_scan/distributed, which a PyTorch without
+    torch.distributed does not import."""
+    from selective_scan._mamba_operators import make_layer_operator
+    from selective_scan._result import Kept
+    from selective_scan._table import Option
+
+    kept = "before counts entering factors second_entering second_factors"
+    group = Option("group", ("",))
+    return make_layer_operator("mamba_inner_of_ranks", group, kept=[*map(Kept, kept.split())])
+
+
 def main(package: str, header: str) -> None:
     sys.path.insert(0, package)
     modules = (importlib.import_module(f"selective_scan.{name}") for name in ("_checks", "_table"))
     made = _Header(*modules)
-    for constant, (module, name) in TABLES.items():
-        operator = getattr(importlib.import_module(f"selective_scan.{module}"), name)
-        made.add(constant, operator.arguments)
+    operators = {place: _operator(*place) for place in (*TABLES.values(), *_OTHERS)}
+    for constant, place in TABLES.items():
+        made.add(constant, operators[place].arguments)
+    for operator in (*operators.values(), _layer_of_ranks()):
+        made.schemas += [f"{name}{schema}" for name, schema in operator.schemas().items()]
     target = Path(header)
     if not target.exists() or target.read_text() != made.text():
         target.write_text(made.text())

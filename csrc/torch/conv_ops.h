@@ -113,30 +113,6 @@ Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
   return result;
 }
 
-/// Registers the schemas, once for all backends.
-void define_convolution(auto& library) {
-  define_forward(
-      library, "causal_conv1d_fwd",
-      "Tensor x, Tensor weight, Tensor? bias=None, Tensor? seq_idx=None, "
-      "Tensor? cu_seqlens=None, Tensor? initial_states=None, bool return_final_states=False, "
-      "str? activation=None",
-      "Tensor out, Tensor? final_states");
-  const std::string gradients =
-      "Tensor? dout, Tensor? dfinal_states, Tensor x, Tensor weight, Tensor? bias, "
-      "Tensor? seq_idx, Tensor? cu_seqlens, Tensor? initial_states, str? activation";
-  const std::string sums = "Tensor dweight, Tensor dbias, Tensor dinitial_states)";
-  library.def(("causal_conv1d_bwd(" + gradients + ") -> (Tensor dx, " + sums).c_str());
-  library.def(("causal_conv1d_bwd_out(" + gradients + ", *, Tensor(a!) dx) -> (" + sums).c_str());
-  library.def(
-      "causal_conv1d_prefill(Tensor x, Tensor weight, Tensor(a!) conv_states, Tensor? bias, "
-      "str? activation, Tensor cu_seqlens, Tensor? cache_indices=None, "
-      "Tensor? has_initial_state=None, int pad_slot_id=-1) -> Tensor");
-  library.def(
-      "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
-      "str? activation=None, Tensor? cache_seqlens=None, Tensor? conv_state_indices=None, "
-      "int pad_slot_id=-1, Tensor(b!)? out=None) -> Tensor");
-}
-
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_convolution(auto& library) {

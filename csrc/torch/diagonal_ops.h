@@ -188,16 +188,6 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
   fail("the rows of h could not be laid out");
 }
 
-/// Registers the schemas, once for all backends.
-void define_diagonal_scan(auto& library) {
-  library.def(
-      "diagonal_scan_fwd(Tensor a, Tensor b, Tensor? initial_state=None, bool reverse=False, "
-      "Tensor? cu_seqlens=None) -> Tensor h");
-  library.def(
-      "diagonal_scan_bwd(Tensor dh, Tensor a, Tensor h, Tensor? initial_state, bool reverse, "
-      "Tensor? cu_seqlens, bool complex_b) -> (Tensor da, Tensor db, Tensor dinitial_state)");
-}
-
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_diagonal_scan(auto& library) {

@@ -1,8 +1,9 @@
-// The schemas of the ops, and their CPU backend. This library is always built. The schemas and the
-// backends of a layer and of s6_step have files of their own.
+// The schemas of the ops, and their CPU backend. This library is always built. The backends of a
+// layer and of s6_step have files of their own.
 
 #include "../cpu/capability.h"
 #include "../cpu/launch.h"
+#include "argument_tables.h"
 #include "build_info.h"
 #include "conv_ops.h"
 #include "cross_scan.h"
@@ -85,13 +86,9 @@ const ScanOps kCpuScanOps = scan_ops<ScanBackend<DiagonalA>>();
 const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd<CpuBackend, Tensor>};
 
 SELECTIVE_SCAN_LIBRARY(m) {
-  define_scans(m);
+  for (const char* schema : tables::kSchemas) m.def(schema);
+  define_parts_of_scans(m);
   define_cross_scan(m);
-  define_prefill(m);
-  define_update(m);
-  define_convolution(m);
-  define_diagonal_scan(m);
-  define_unitary_scan(m);
   define_norm(m);
   m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");

@@ -40,15 +40,6 @@ struct Traced<kOp, std::tuple<Results...> (*)(Arguments...)> {
   }
 };
 
-/// `arguments` and `results` are as in the schema of the op.
-void define_forward(auto& library, std::string_view name, std::string_view arguments,
-                    std::string_view results) {
-  std::string tensors(results);
-  std::erase(tensors, '?');
-  library.def(joined({name, "(", arguments, ") -> (", results, ")"}).c_str());
-  library.def(joined({name, "_traced(", arguments, ") -> (", tensors, ")"}).c_str());
-}
-
 template <auto kOp>
 void implement_forward(auto& library, std::string_view name) {
   library.impl(std::string(name).c_str(), TORCH_BOX(kOp));

@@ -35,17 +35,6 @@ Tensor selective_scan_prefill(const PrefillArguments& args) {
   return result;
 }
 
-/// Registers the schema, once for all backends.
-void define_prefill(auto& library) {
-  library.def(
-      "selective_scan_prefill(Tensor u, Tensor(a!) states, Tensor delta, Tensor A, Tensor B, "
-      "Tensor C, Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-      "Tensor cu_seqlens, Tensor? cache_indices=None, Tensor? has_initial_state=None, "
-      "int pad_slot_id=-1, int checkpoint_every=0, Tensor? first_position=None, "
-      "Tensor? checkpoint_slots=None, Tensor(b!)? out=None, "
-      "str discretization_method=\"zoh\", Tensor? input_delta=None) -> Tensor");
-}
-
 /// Registers the op of a backend.
 template <class Backend>
 void implement_prefill(auto& library) {

@@ -399,35 +399,13 @@ using SelectiveScan =
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
               const std::string&, const OptionalTensor&, bool>;
 
-/// Registers the schemas, once for all backends.
-void define_scans(auto& library) {
-  const std::string tensors = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, ";
-  const std::string scanned = tensors +
-                              "Tensor? D, Tensor? z, Tensor? delta_bias, bool delta_softplus, "
-                              "str discretization_method, Tensor? initial_state, bool reverse";
-  const std::string found =
-      ") -> (Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, "
-      "Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)";
-  const std::string gradients = "Tensor? dout, Tensor? dlast_state, " + scanned +
-                                ", Tensor? cu_seqlens, Tensor? input_delta, Tensor? states";
-  for (const auto& [name, method] :
-       {std::pair{"selective_scan", "zoh"}, {"matrix_scan", "bilinear"}}) {
-    define_forward(
-        library, joined({name, "_fwd"}),
-        joined({tensors,
-                "Tensor? D=None, Tensor? z=None, Tensor? delta_bias=None, "
-                "bool delta_softplus=False, str discretization_method=\"",
-                method,
-                "\", Tensor? initial_state=None, bool reverse=False, "
-                "Tensor? cu_seqlens=None, Tensor? input_delta=None, bool save_states=False"}),
-        "Tensor out, Tensor last_state, Tensor? states");
-    library.def(joined({name, "_bwd(", gradients, found}).c_str());
-  }
-  library.def(joined({"selective_scan_bwd_out(", gradients,
-                      ", *, Tensor(a!) du, Tensor(b!) ddelta, Tensor(c!) dB, Tensor(d!) dC, "
-                      "Tensor(e!)? dz) -> (Tensor dA, Tensor dD, Tensor ddelta_bias, "
-                      "Tensor dinitial_state, Tensor dinput_delta)"})
-                  .c_str());
+/// Registers the schemas that follow from no Operator, once for all backends: there is none for
+/// selective_scan_between, and those for the others say nothing of the default and the names here.
+void define_parts_of_scans(auto& library) {
+  const std::string scanned =
+      "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
+      "Tensor? delta_bias, bool delta_softplus, str discretization_method, "
+      "Tensor? initial_state, bool reverse";
   library.def(
       joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
           .c_str());
@@ -435,12 +413,15 @@ void define_scans(auto& library) {
       joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
           .c_str());
   // `entrance` is the number of a function of Python's: see ranks.h.
-  define_forward(
-      library, "selective_scan_between_fwd",
-      joined({scanned, ", Tensor? input_delta, bool is_told, int entrance, bool save_states"}),
-      "Tensor out, Tensor last_state, Tensor? states");
+  const std::string forward = scanned +
+                              ", Tensor? input_delta, bool is_told, int entrance, "
+                              "bool save_states) -> (Tensor out, Tensor last_state, Tensor";
+  library.def(joined({"selective_scan_between_fwd(", forward, "? states)"}).c_str());
+  library.def(joined({"selective_scan_between_fwd_traced(", forward, " states)"}).c_str());
   library.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
-                      ", Tensor? input_delta, Tensor? states, bool is_told, int entrance", found})
+                      ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> "
+                      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                      "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
                   .c_str());
 }
 

@@ -1,4 +1,4 @@
-// Schema of s6_step, and its CPU backend.
+// The CPU backend of s6_step.
 
 #include "../cpu/step/launch.h"
 #include "op_namespace.h"
@@ -25,21 +25,10 @@ struct CpuBackend {
   cpu::ThreadPool pool = torch_thread_pool();
 };
 
-// None rather than no tensors: AOTInductor takes no empty lists.
-constexpr const char* kStepArguments =
-    "(Tensor hidden, Tensor[]? norm, Tensor[] in_proj, Tensor[]? in_proj_bias, "
-    "Tensor[] conv1d, Tensor[]? conv1d_bias, Tensor[] x_proj, Tensor[] dt_proj, "
-    "Tensor[]? dt_proj_bias, Tensor[] A_log, Tensor[] D, Tensor[] out_proj, "
-    "Tensor[]? out_proj_bias, Tensor(a!)[] conv_state, Tensor(b!)[] state, Tensor? norm_f, "
-    "Tensor? head, Tensor? state_batch_indices, Tensor(c!)? workspace, float eps, "
-    "bool delta_softplus, str discretization_method)";
-
 }  // namespace
 
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
-  m.def(joined({"s6_step", kStepArguments, " -> Tensor"}).c_str());
   // Python alone calls these, and nothing that traces: what they change is not in their schemas.
-  m.def(joined({"s6_step_prepare", kStepArguments, " -> int"}).c_str());
   m.def("s6_step_again(Tensor hidden, int call) -> Tensor?");
   m.def("cpu_s6_step_forget(int call) -> ()");
 }

@@ -390,19 +390,6 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
           dinitial_state};
 }
 
-/// Registers the schemas, once for all backends.
-void define_unitary_scan(auto& library) {
-  define_forward(library, "adaptive_unitary_scan_fwd",
-                 "Tensor u, Tensor dt, Tensor x, Tensor x_bias, Tensor b, Tensor c, "
-                 "Tensor D, Tensor? z=None, Tensor? initial_state=None, bool save_states=False",
-                 "Tensor out, Tensor last_state, Tensor? states");
-  library.def(
-      "adaptive_unitary_scan_bwd(Tensor? dout, Tensor? dlast_state, Tensor u, Tensor dt, Tensor x, "
-      "Tensor x_bias, Tensor b, Tensor c, Tensor D, Tensor? z, Tensor? initial_state, "
-      "Tensor? states) -> (Tensor du, Tensor ddt, Tensor dx, Tensor dx_bias, Tensor db, Tensor dc, "
-      "Tensor dD, Tensor dz, Tensor dinitial_state)");
-}
-
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_unitary_scan(auto& library) {

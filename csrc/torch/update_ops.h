@@ -23,16 +23,6 @@ Tensor selective_state_update(const UpdateArguments& args) {
   return result;
 }
 
-/// Registers the schema, once for all backends.
-void define_update(auto& library) {
-  library.def(
-      "selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
-      "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False, "
-      "Tensor? state_batch_indices=None, Tensor? dst_state_batch_indices=None, "
-      "int pad_slot_id=-1, Tensor(b!)? out=None, str discretization_method=\"zoh\", "
-      "bool A_is_log=False, Tensor? input_delta=None) -> Tensor");
-}
-
 /// Registers the op of a backend.
 template <class Backend>
 void implement_update(auto& library) {

@@ -13,8 +13,7 @@ from .._checks import check_dims
 from .._operator import Operator
 from .._ops import add_op_namespace_prefix
 from .._result import Result
-from .._table import Option, Table, TensorArgument
-from ._groups import GroupName
+from .._table import Table
 
 
 class DistributedOperator(Operator):
@@ -33,6 +32,8 @@ class DistributedOperator(Operator):
         is_checked_by_kernel: whether ops that the forward kernel calls check all of its arguments
             before ranks exchange anything. Eager calls, which wait for the host, leave it to them.
     """
+
+    _has_defaults = False
 
     def __init__(
         self,
@@ -99,27 +100,8 @@ class DistributedOperator(Operator):
         return self._backward_kernel(*arguments)
 
     def _define(self) -> None:
-        types = {argument.name: _schema_type(argument) for argument in self.arguments.arguments}
-        types |= {result.name: "Tensor?" for result in self.results}
-        cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
-        types |= {f"d{result.name}": cotangent for result in self.results}
-        types["save_states"] = "bool"
-        forward = self._forward_fake, [*self.arguments.names, "save_states"]
-        made = [f"Tensor{'?' * result.is_optional} {result.name}" for result in self.results]
-        gradients = [f"Tensor d{argument.name}" for argument in self._gradients]
-        ops = {
-            "fwd": (*forward, made),
-            "fwd_traced": (*forward, [result.replace("?", "") for result in made]),
-            "bwd": (self._backward_fake, self._backward_names, gradients),
-        }
-        for suffix, (kernel, arguments, results) in ops.items():
-            given = ", ".join(f"{types[name]} {name}" for name in arguments)
-            op = add_op_namespace_prefix(f"{self.name}_{suffix}")
-            torch.library.define(op, f"({given}) -> ({', '.join(results)})")
+        for name, schema in self.schemas().items():
+            kernel = self._backward_fake if name.endswith("_bwd") else self._forward_fake
+            op = add_op_namespace_prefix(name)
+            torch.library.define(op, schema)
             torch.library.impl(op, "default", kernel)
-
-
-def _schema_type(argument: TensorArgument | Option | GroupName) -> str:
-    names = {bool: "bool", str: "str"}
-    name = "Tensor" if isinstance(argument, TensorArgument) else names[argument.type]
-    return f"{name}?" if argument.optional else name
