@@ -7,8 +7,7 @@ and one call serves all entries. Otherwise there is a call for each entry.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,35 +25,24 @@ Size = int | torch.SymInt
 Dims = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
 class BatchingRule:
     """The batching rule of a forward op.
 
-    Attributes:
-        names: the op's arguments, in its order.
+    Args:
         table: what checks the tensors of one entry.
-        results: for each of its results the names of the dimensions; None for saved states.
-        written: the arguments that the op writes to.
+        results: what the op returns.
+        op: the op.
     """
 
-    names: Sequence[str]
-    table: Table
-    results: Sequence[Dims | None]
-    written: Collection[str]
-
-    @classmethod
-    def of_forward(
-        cls, table: Table, results: Sequence[Result], op: torch._ops.OpOverload
-    ) -> BatchingRule:
+    def __init__(self, table: Table, results: Sequence[Result], op: torch._ops.OpOverload) -> None:
         saves_states = not all(result.is_differentiable for result in results)
-        return cls(
-            names=(*table.names, *["save_states"] * saves_states),
-            table=table,
-            results=[
-                by_batch(result.dims) if result.is_differentiable else None for result in results
-            ],
-            written=[argument.name for argument in op._schema.arguments if argument.is_write],
-        )
+        self._names = (*table.names, *["save_states"] * saves_states)
+        self._table = table
+        # The names of each result's dimensions; None for saved states.
+        self._results = [
+            by_batch(result.dims) if result.is_differentiable else None for result in results
+        ]
+        self._written = [argument.name for argument in op._schema.arguments if argument.is_write]
 
     def __call__(
         self,
@@ -74,9 +62,9 @@ class BatchingRule:
             values: all arguments of the op.
             is_separate: whether each entry must have saved states of its own.
         """
-        given = dict(zip(self.names, values, strict=True))
-        mapped = {n: dim for n, dim in zip(self.names, in_dims, strict=True) if dim is not None}
-        written = [name for name in self.written if given[name] is not None]
+        given = dict(zip(self._names, values, strict=True))
+        mapped = {n: dim for n, dim in zip(self._names, in_dims, strict=True) if dim is not None}
+        written = [name for name in self._written if given[name] is not None]
         for name in written:
             if name not in mapped:
                 fail(
@@ -87,7 +75,7 @@ class BatchingRule:
             return _map_nothing(map_one, in_dims, values)
 
         one = {name: _entry(value, mapped.get(name), 0) for name, value in given.items()}
-        present = [argument for argument in self.table.tensors if one[argument.name] is not None]
+        present = [argument for argument in self._table.tensors if one[argument.name] is not None]
         axes = {argument.name: _batch_axis(argument, one[argument.name]) for argument in present}
 
         def is_served(argument: TensorArgument) -> bool:
@@ -99,7 +87,7 @@ class BatchingRule:
         if is_separate or written or not all(map(is_served, present)):
             return map_one_by_one(op, size, in_dims, values)
 
-        self.table.check(one)
+        self._table.check(one)
         for name, axis in axes.items():
             if axis is not None:
                 given[name] = _join(given[name], mapped.get(name), axis, size)
@@ -110,7 +98,7 @@ class BatchingRule:
             axis = dims.index(_BATCH)
             return result.unflatten(axis, (size, result.shape[axis] // size)), axis
 
-        return _each(separate, op(*given.values()), self.results)
+        return _each(separate, op(*given.values()), self._results)
 
 
 def map_one_by_one(

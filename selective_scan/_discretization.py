@@ -26,9 +26,13 @@ def phi1(x: Tensor) -> Tensor:
     return torch.where(is_near, h.exp() * sinhc, (far.exp() - 1) / far)
 
 
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
 def poles(A_log: Tensor) -> Tensor:
     """A = −exp(A_log), in float32 unless A_log has more digits."""
-    return -A_log.to(torch.promote_types(A_log.dtype, torch.float32)).exp()
+    return -A_log.to(at_least_single(A_log.dtype)).exp()
 
 
 def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ._discretization import LayerMethod, poles, steps_of_sequences
+from ._discretization import LayerMethod, at_least_single, poles, steps_of_sequences
 from ._mamba_weights import NORM_EPS
 from ._module_arguments import check_flag, refuse
 from .cache import MixerCache
@@ -18,7 +18,7 @@ from .diagonal_scan import diagonal_scan_fn
 from .exponential_trapezoid import exponential_trapezoid_fn
 from .functional import selective_scan_fn
 from .rotation import rotate_states
-from .step_projection import at_least_single, project_steps
+from .step_projection import project_steps
 
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from . import _pytorch
 from ._checks import REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail, size_of
 from ._derivative import Derivative
-from ._discretization import METHODS
+from ._discretization import METHODS, at_least_single
 from ._operator import Operator
 from ._result import Kept, Result
 from ._selective_scan import POLE_DTYPES, POLES, PROJECTION
@@ -151,7 +151,7 @@ def products_dtype(call: Call) -> torch.dtype:
 
 def residual_dtypes(product_dtype: torch.dtype) -> Dtypes:
     """What is added to out, which has this dtype, must not make it less precise."""
-    wide = torch.promote_types(product_dtype, torch.float32)
+    wide = at_least_single(product_dtype)
     return (product_dtype,) if wide == product_dtype else (product_dtype, wide)
 
 
@@ -282,7 +282,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         _kept(
             "poles",
             POLES,
-            lambda call: torch.promote_types(call["A"].dtype, torch.float32),
+            lambda call: at_least_single(call["A"].dtype),
             is_asked=_is_projected,
         ),
         _kept("x_dbl", ("batch", "seqlen", "projected")),

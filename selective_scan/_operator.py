@@ -352,9 +352,7 @@ class Operator:
             _flops.register(self._forward_flops, counted)
         self._run_forward = _pytorch.shortest_call(self._forward)
         if has_rules:
-            self._forward_rule = BatchingRule.of_forward(
-                self.arguments, self.results, self._forward
-            )
+            self._forward_rule = BatchingRule(self.arguments, self.results, self._forward)
         self._register_vmap(self._forward, self._map_forward if has_rules else self._map_each)
         if self._backward_names:
             self._register_backward()

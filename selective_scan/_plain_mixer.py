@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from . import _pytorch
-from ._discretization import Method
 from ._sharding import are_distributed
-from .mamba_inner import OPAQUE_TYPES, mamba_layer
+from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
 # A function that looks at its arguments stays one node in a graph of torch.fx.
 fx.wrap("mamba_layer")
@@ -18,10 +17,7 @@ fx.wrap("mamba_layer")
 def run_in_one(
     mixer: nn.Module,
     hidden: Tensor,
-    delta_softplus: bool,
-    discretization_method: Method,
-    bidirectional: bool,
-    cu_seqlens: Tensor | None,
+    options: LayerOptions,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator, and adds
@@ -29,8 +25,7 @@ def run_in_one(
     in_proj = mixer._modules["in_proj"]
     is_plain = has_plain_weights(in_proj, nn.Linear)
     weights = weights_of(mixer, in_proj if is_plain else None)
-    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
-    return mamba_layer(hidden if is_plain else in_proj(hidden), weights, *options, residual)
+    return mamba_layer(hidden if is_plain else in_proj(hidden), weights, options, residual)
 
 
 def weights_of(mixer: nn.Module, in_proj: nn.Module | None) -> tuple[Tensor | None, ...]:

@@ -17,6 +17,7 @@ from ._result import Result
 from ._state_slots import pool_of, slots_of_rows
 from ._table import BackendName, DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
 from .causal_conv1d_update import causal_conv1d_update_ref
+from .mamba_inner import rms_norm
 from .selective_state_update import selective_state_update_ref
 
 MAX_STATES = 64  # that the kernels hold of a channel
@@ -169,13 +170,9 @@ def compose_step(
     def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:
         return tensors[layer].to(dtype) if tensors else None
 
-    def normalize(rows: Tensor, weight: Tensor) -> Tensor:
-        mean = rows.square().mean(-1, keepdim=True)
-        return rows * (mean + eps).rsqrt() * weight
-
     residual = hidden
     for layer in range(len(stack.in_proj)):
-        rows = normalize(residual, of(stack.norm, layer)) if stack.norm else residual
+        rows = rms_norm(residual, of(stack.norm, layer), eps) if stack.norm else residual
         xz = F.linear(rows, of(stack.in_proj, layer), of(stack.in_proj_bias, layer))
         x, z = xz.chunk(2, dim=-1)
         x = convolve(
@@ -205,7 +202,7 @@ def compose_step(
         out = F.linear(y, of(stack.out_proj, layer), of(stack.out_proj_bias, layer))
         residual = residual + out if stack.norm else out
     if norm_f is not None:
-        residual = normalize(residual, norm_f.to(dtype))
+        residual = rms_norm(residual, norm_f.to(dtype), eps)
     if head is not None:
         residual = F.linear(residual, head.to(dtype))
     return residual

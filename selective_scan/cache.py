@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ._checks import MAX_WIDTH
-from ._discretization import Method, poles
+from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
 from ._prepared_step import PreparedStep
@@ -195,7 +195,7 @@ class MixerCache(_Cache):
         out, last = selective_scan_fn(
             *(x, delta, poles(A_log), *more),
             return_last_state=True,
-            initial_state=self.state.to(torch.promote_types(self.state.dtype, torch.float32)),
+            initial_state=self.state.to(at_least_single(self.state.dtype)),
             **method,
         )
         self.state.copy_(last)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import _library, _pytorch
-from ._discretization import Method, poles
+from ._discretization import Method, at_least_single, poles
 from ._mamba_operators import ABSENT_FROM_OP, LAYER_ARGUMENTS, MAMBA_INNER, Layer, residual_dtypes
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
@@ -77,7 +78,7 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     )
     delta = F.linear(dt, layer.delta_proj_weight.to(dtype))
     if layer.dt_rms_weight is not None:
-        delta = _rms_norm(delta, layer.dt_rms_weight, layer.b_c_dt_rms_eps)
+        delta = rms_norm(delta, layer.dt_rms_weight, layer.b_c_dt_rms_eps)
 
     def projection(
         given: Tensor | None, rows: Tensor, bias: Tensor | None, rms_weight: Tensor | None
@@ -87,7 +88,7 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         if bias is not None:
             rows = rows + bias.to(dtype)
         if rms_weight is not None:
-            rows = _rms_norm(rows, rms_weight, layer.b_c_dt_rms_eps)
+            rows = rms_norm(rows, rms_weight, layer.b_c_dt_rms_eps)
         # Complex ones as (re, im) interleaved along time.
         return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
 
@@ -96,9 +97,9 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     return delta.transpose(1, 2), B, C
 
 
-def _rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rows / rms(rows)·weight, at least in float32, in the dtype of rows."""
-    x = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    x = rows.to(at_least_single(rows.dtype))
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (x * scale * weight.to(x.dtype)).to(rows.dtype)
 
@@ -355,13 +356,19 @@ def mamba_rows(
     return _run(layer, "auto")
 
 
+class LayerOptions(NamedTuple):
+    """What a layer of these weights does, by mamba_inner_fn's arguments of these names."""
+
+    delta_softplus: bool = True
+    discretization_method: Method = "zoh"
+    bidirectional: bool = False
+    cu_seqlens: Tensor | None = None
+
+
 def mamba_layer(
     hidden: Tensor,
     weights: tuple[Tensor | None, ...],
-    delta_softplus: bool,
-    discretization_method: Method,
-    bidirectional: bool,
-    cu_seqlens: Tensor | None,
+    options: LayerOptions,
     residual: Tensor | None,
 ) -> Tensor:
     """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
@@ -371,8 +378,7 @@ def mamba_layer(
         weights: weight and bias of in_proj, of conv1d; those of x_proj and dt_proj; weight and bias
             of out_proj; A_log, D, and the bias of dt_proj.
     """
-    options = (delta_softplus, discretization_method, bidirectional, cu_seqlens)
-    out = layer_in_one(MAMBA_INNER, (), hidden, weights, *options, residual)
+    out = layer_in_one(MAMBA_INNER, (), hidden, weights, options, residual)
     if out is not None:
         return out
     in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
@@ -381,10 +387,7 @@ def mamba_layer(
         *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,
         delta_bias=delta_bias,
-        delta_softplus=delta_softplus,
-        discretization_method=discretization_method,
-        bidirectional=bidirectional,
-        cu_seqlens=cu_seqlens,
+        **options._asdict(),
     )
     return add(residual, out)
 
@@ -394,10 +397,7 @@ def layer_in_one(
     own: tuple[object, ...],
     hidden: Tensor,
     weights: tuple[Tensor | None, ...],
-    delta_softplus: bool,
-    discretization_method: Method,
-    bidirectional: bool,
-    cu_seqlens: Tensor | None,
+    options: LayerOptions,
     residual: Tensor | None,
 ) -> Tensor | None:
     """The same of one call of an operator, MAMBA_INNER or one that has more arguments, its own.
@@ -415,12 +415,13 @@ def layer_in_one(
     autocast_dtype = autocast_dtype_of(hidden.device)
     dtypes = hidden.dtype, in_proj_weight.dtype
     is_cast = autocast_dtype is not None and torch.float64 not in dtypes
+    delta_softplus, method, bidirectional, cu_seqlens = options
     is_right = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
     if not (is_right and (is_cast or dtypes[0] == dtypes[1])):
         return None
     *parts, D, delta_bias = weights
-    options = (delta_softplus, 1, discretization_method, bidirectional, False, cu_seqlens)
-    given = (hidden, *parts, None, D, delta_bias, *options, autocast_dtype)
+    of_op = (delta_softplus, 1, method, bidirectional, False, cu_seqlens, autocast_dtype)
+    given = (hidden, *parts, None, D, delta_bias, *of_op)
     product_dtype = autocast_dtype if is_cast else dtypes[0]
     if residual is None or residual.dtype in residual_dtypes(product_dtype):
         return operator(*given, residual, *own)[0]

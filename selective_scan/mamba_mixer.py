@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH
-from ._discretization import LAYER_METHODS, LayerMethod
+from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
 from ._module_arguments import (
@@ -33,8 +33,8 @@ from .cache import (
     refuse_other_cache,
 )
 from .functional import selective_scan_fn
-from .mamba_inner import add, poles
-from .step_projection import StepProjection, at_least_single, is_plain_projection, project_steps
+from .mamba_inner import LayerOptions, add
+from .step_projection import StepProjection, is_plain_projection, project_steps
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
 fx.wrap("causal_convolution")
@@ -320,15 +320,7 @@ class MambaMixer(nn.Module):
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
-            return run_in_one(
-                self,
-                hidden,
-                self.dt_soft_plus,
-                self.discretization_method,
-                self.bidirectional,
-                cu_seqlens,
-                residual,
-            )
+            return run_in_one(self, hidden, self._layer_options(cu_seqlens), residual)
         return add(residual, self._run_by_parts(hidden, None, cu_seqlens))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -426,6 +418,10 @@ class MambaMixer(nn.Module):
             "delta_softplus": self.dt_soft_plus,
             "discretization_method": self.discretization_method,
         }
+
+    def _layer_options(self, cu_seqlens: Tensor | None) -> LayerOptions:
+        flags = (self.dt_soft_plus, self.discretization_method, self.bidirectional)
+        return LayerOptions(*flags, cu_seqlens)
 
     @classmethod
     def from_mamba(

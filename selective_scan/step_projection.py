@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._discretization import at_least_single
 from ._plain_mixer import has_plain_weights, parameter
 
 
@@ -80,7 +81,3 @@ def project_steps(dt_proj: nn.Module, dt: Tensor) -> tuple[Tensor, Tensor | None
     if is_plain_projection(dt_proj):
         return F.linear(dt, parameter(dt_proj, "weight")), parameter(dt_proj, "bias")
     return dt_proj(dt), None
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

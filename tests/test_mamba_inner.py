@@ -12,7 +12,7 @@ from cases import Axes
 from problem import Error, assert_accurate, assert_same_bits, generator, lay_out, plain_solutions
 from selective_scan import mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
-from selective_scan.mamba_inner import _rms_norm
+from selective_scan.mamba_inner import rms_norm
 
 ARGUMENTS = list(inspect.signature(mamba_inner_fn).parameters)
 
@@ -272,7 +272,7 @@ def test_autocast_leaves_doubles_alone(device):
 
 def test_the_norm():
     x, weight = torch.randn(2, 7, 5, requires_grad=True), torch.randn(5, requires_grad=True)
-    torch.testing.assert_close(_rms_norm(x, weight, 1e-3), F.rms_norm(x, (5,), weight, 1e-3))
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3), F.rms_norm(x, (5,), weight, 1e-3))
 
 
 def test_the_gradient_of_xz_is_one_buffer_in_the_layout_of_rows(device):

@@ -12,7 +12,7 @@ from problem import Error, generator
 from selective_scan import mamba_inner_fn
 from selective_scan._checks import HALF
 from selective_scan._mamba_operators import MAMBA_INNER
-from selective_scan.mamba_inner import mamba_layer
+from selective_scan.mamba_inner import LayerOptions, mamba_layer
 from test_mamba_inner import BASE, EVERYTHING, run, tensors_of
 
 
@@ -176,8 +176,8 @@ def test_a_residual_is_added_as_behind_the_layer(kind, strides, device):
     def gradients(joined):
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             hidden, *weights = given
-            options = (True, "zoh", False, None)
-            out = mamba_layer(hidden, tuple(weights), *options, residual if joined else None)
+            added = residual if joined else None
+            out = mamba_layer(hidden, tuple(weights), LayerOptions(), added)
             out = out if joined else residual + out
         cotangent = torch.randn(out.shape, generator=generator(case)).to(out)
         return out, *torch.autograd.grad(out, [residual, *given], cotangent)

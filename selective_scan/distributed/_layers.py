@@ -123,13 +123,12 @@ class _OwnSteps(_OwnPart):
         in_proj = self.in_proj
         if not (S6Layer._is_plain(self) and has_plain_weights(in_proj, nn.Linear)):
             return None
-        options = (self.dt_soft_plus, self.discretization_method, self.bidirectional, None)
         return layer_in_one(
             MAMBA_INNER_OF_RANKS,
             (name_of(self.group),),
             checked_sequence("hidden", hidden, self.d_model),
             weights_of(self, in_proj),
-            *options,
+            self._layer_options(None),
             residual,
         )
 

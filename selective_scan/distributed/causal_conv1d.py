@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._checks import REAL
+from .._discretization import at_least_single
 from .._ops import ops
 from .._result import Kept, Result
 from .._table import Option, Table, TensorArgument
@@ -86,8 +87,7 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     windows = exchange_window_gradients(dbefore, of_last, ranks)
     add_tail_gradient(dx, windows, counts, ranks)
     if call.reduce_gradients:
-        dtype = torch.promote_types(torch.float32, call.x.dtype)
-        dweight, dbias = ranks.sum([dweight, dbias], dtype)
+        dweight, dbias = ranks.sum([dweight, dbias], at_least_single(call.x.dtype))
     dinitial_states = None
     if call.initial_states is not None:
         dinitial_states = torch.zeros_like(call.initial_states)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._discretization import at_least_single
 from .._plain_mixer import has_no_hooks
 from .._plain_stack import Stack
 from .._wider_states import States, steps_in_one
@@ -86,7 +87,7 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
     stack = Stack(blocks, norm, module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
     out = steps_in_one(mixers, model.embeddings(input_ids), states, stack, owner=cache)
     if out is not None and any(block.residual_in_fp32 for block in blocks):
-        return out.to(torch.promote_types(out.dtype, torch.float32))
+        return out.to(at_least_single(out.dtype))
     return out
 
 

@@ -28,6 +28,7 @@ from .._plain_mixer import has_plain_weights, run_in_one
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
+from ..mamba_inner import LayerOptions
 from ..selective_state_update import selective_state_update
 from ._transformers_token import ACTIVATIONS, model_forward
 
@@ -221,14 +222,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
         cache = cache_params if cache is None else cache
         has_cache = cache is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return run_in_one(
-                self,
-                hidden_states,
-                delta_softplus=True,
-                discretization_method="zoh",
-                bidirectional=False,
-                cu_seqlens=None,
-            )
+            return run_in_one(self, hidden_states, LayerOptions())
         if goes_on and has_cache and cache.has_previous_state(self.layer_idx):
             state = cache.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
