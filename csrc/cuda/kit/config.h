@@ -52,7 +52,8 @@ constexpr int fitting_blocks(int threads, int blocks) {
 constexpr int kSchedulers = 4;
 
 /// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
-/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values.
+/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values. Where all tiles
+/// run at a time, they may have half as many.
 constexpr int kMinBackwardTile = 64;
 
 /// Rows of no more steps may come to shared memory as a whole.

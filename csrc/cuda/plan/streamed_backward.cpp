@@ -187,9 +187,10 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
     geometry.set_tiles();
     const int64_t items = geometry.work_items = params.batch * params.groups * geometry.tiles;
-    // A tile writes one partial sum of dB and dC for all of its channels, which costs less than
-    // multiprocessors that have none.
-    if (params.variable_B && items > places && geometry.tile_channels() < kMinBackwardTile &&
+    // A tile writes one partial sum of dB and dC for all of its channels. Twice as many of them
+    // cost less than multiprocessors that have no tile.
+    const int fewest_channels = items > places ? kMinBackwardTile : kMinBackwardTile / 2;
+    if (params.variable_B && geometry.tile_channels() < fewest_channels &&
         geometry.warps() < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
