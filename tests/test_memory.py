@@ -98,8 +98,9 @@ def test_peak_beside_inputs_and_results(case, device):
     assert peak <= bytes_of(outputs[:2]) + 2 * states_bytes(case) + slack
 
     peak, gradients = peak_of(lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2]))
-    # A GPU's segments may have a state each of as many chunks as states are saved of.
-    units = 3 if device == "cuda" else 2
+    # A GPU's segments may have a state each of as many chunks as states are saved of, and small
+    # tiles leave more partial sums.
+    units = 4 if device == "cuda" else 2
     assert peak <= bytes_of(gradients) + units * states_bytes(case) + slack
 
 
