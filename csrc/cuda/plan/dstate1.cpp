@@ -125,31 +125,48 @@ bool divide(const ForwardParams& params, const Device& device, ForwardPlan& plan
   return make_room_for_rows(params, device, kForwardWarps, ForwardRows::count(params.z.present()),
                             kForwardWarps * static_cast<int>(own_bytes), plan);
 }
+
+/// How long blocks take, `resident` of which a multiprocessor has at a time, in the time that a
+/// multiprocessor takes for a warp. In each wave they wait, too, however few they are.
+double time_of_waves(const Device& device, const BackwardPlan& plan, int resident) {
+  const double wait = figures_of(device).choice.dstate1_wait;
+  const auto wave = [&](int64_t blocks) {
+    return blocks == 0 ? 0 : wait + static_cast<double>(blocks * plan.warps);
+  };
+  const int64_t capacity = static_cast<int64_t>(device.multiprocessors) * resident;
+  const auto full = static_cast<double>(plan.work_items / capacity);
+  return full * wave(resident) + wave(ceil_div(plan.work_items % capacity, device.multiprocessors));
+}
+
 bool divide(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   const int64_t windows = ceil_div(params.dim / params.groups, plan.window_channels);
   const auto visit = [&](const auto& visitor) {
     return visit_shape(plan.window_channels, plan.window_warps, visitor);
   };
-  const int most = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
-  // Large blocks have few partial sums, but end unevenly if there is more than one wave of them, and
-  // some devices have no room for them.
-  for (const int warps : {most, most / 2}) {
-    const auto tile_windows =
-        static_cast<int>(std::min<int64_t>(windows, warps / plan.window_warps));
-    plan.warps = tile_windows * plan.window_warps;
-    plan.tiles = static_cast<int>(ceil_div(windows, tile_windows));
-    plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
+  const int most_warps = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
+  const auto most = static_cast<int>(std::min<int64_t>(windows, most_warps / plan.window_warps));
+  const int fewest = plan.window_warps > 1 ? std::min(most, 2) : most;
+  // Large tiles have few partial sums. Smaller ones are better where they are done sooner, or where
+  // a block has no room for others.
+  double best_time = 0;
+  BackwardPlan candidate = plan;
+  for (int tile_windows = most; tile_windows >= fewest; --tile_windows) {
+    candidate.warps = tile_windows * plan.window_warps;
+    candidate.tiles = static_cast<int>(ceil_div(windows, tile_windows));
+    candidate.work_items = static_cast<int>(params.batch * params.groups * candidate.tiles);
     const int shared_bytes =
-        visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(plan.warps); });
-    plan.shape = {plan.work_items, plan.warps * kWarpSize, shared_bytes};
-    const bool ends_evenly = plan.window_warps == 1 || plan.work_items <= device.multiprocessors;
-    if ((ends_evenly || warps < most) &&
-        make_room_for_rows(params, device, plan.warps, BackwardRows::count(params.z.present()),
-                           shared_bytes, plan)) {
-      return true;
+        visit([&]<class Shape>(Shape) { return backward_shared_bytes<Shape>(candidate.warps); });
+    candidate.shape = {candidate.work_items, candidate.warps * kWarpSize, shared_bytes};
+    const int arrays = BackwardRows::count(params.z.present());
+    if (!make_room_for_rows(params, device, candidate.warps, arrays, shared_bytes, candidate)) {
+      continue;
     }
+    const double time = time_of_waves(device, candidate, most_warps / candidate.warps);
+    if (best_time > 0 && time >= best_time) continue;
+    best_time = time;
+    plan = candidate;
   }
-  return false;
+  return best_time > 0;
 }
 
 /// Makes the part of a plan that both passes have: what rows are, who shares windows, and blocks

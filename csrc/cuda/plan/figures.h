@@ -29,6 +29,8 @@ struct Figures {
     double dstate1_long_warps[2] = {16, 4};
     double dstate1_long_steps = 64;
     double dstate1_shared_steps = 256;
+    /// Backward, what warps that share channels wait for takes as long as the work of so many.
+    double dstate1_wait = 30;
     /// dstate1 has no segments: fewer rows than these, of all batch entries, it takes up to so many
     /// steps of each warp that shares a channel.
     int64_t dstate1_rows = 192;

@@ -136,8 +136,7 @@ double estimated_time(const Geometry& geometry, int64_t chunks, const Device& de
   const auto waves = static_cast<double>(ceil_div(geometry.work_items, places));
   if (geometry.segments == 1) return waves * (figures.delay + time_of(chunks, geometry, figures));
   const double segment = time_of(geometry.segment_steps / kChunk, geometry, figures);
-  return figures.segments_delay +
-         waves * (figures.delay + figures.summarized * segment);
+  return figures.segments_delay + waves * (figures.delay + figures.summarized * segment);
 }
 
 void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
