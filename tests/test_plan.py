@@ -60,9 +60,9 @@ TABLE = [
     # four warps share where steps are many.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1), ("dstate1", 32, 1)),
     (Call(16, 384, 3136, 1), ("dstate1", 1, 1), ("dstate1", 32, 1)),
-    (Call(2, 384, 16384, 1), ("dstate1", 1, 1), ("dstate1", 2, 1)),
-    (Call(1, 192, 65536, 1), ("dstate1", 1, 1), ("dstate1", 4, 1)),
-    (Call(1, 64, 32768, 1), ("dstate1", 1, 1), ("dstate1", 4, 1)),
+    (Call(2, 384, 16384, 1), ("dstate1", 1, 1), ("dstate1", 3, 1)),
+    (Call(1, 192, 65536, 1), ("dstate1", 1, 1), ("dstate1", 2, 1)),
+    (Call(1, 64, 32768, 1), ("dstate1", 1, 1), ("dstate1", 2, 1)),
     (Call(2, 768, 4096, 1), ("dstate1", 1, 1), ("dstate1", 4, 1)),
     (Call(1, 64, 65536, 1), ("streamed", 32, 256), ("streamed", 64, 128)),
     (Call(1, 1, 1, 1), ("dstate1", 1, 1), ("dstate1", 1, 1)),
