@@ -61,7 +61,8 @@ FLOOR = [
 ]
 
 # How the arrays of a dstate 1 problem lie in memory, and a warp's window. Those of one channel have
-# kernels for vectors and for single elements, those that warps share for vectors alone.
+# kernels for vectors of either length and for single elements, those that warps share for whole
+# vectors alone.
 DSTATE1_VECTORS = ("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>")
 DSTATE1_ROWS = (*DSTATE1_VECTORS, "Scattered<2>", "Scattered<4>")
 DSTATE1 = [

@@ -56,7 +56,7 @@ struct BackwardArgs {
   BackwardWorkspace workspace;
 };
 
-/// Windows of one channel have no kernels for dense rows.
+/// Each kind of window has kernels for some storages: see instantiations.py.
 template <class Storage, class Shape>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,

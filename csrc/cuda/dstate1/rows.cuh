@@ -3,10 +3,11 @@
 //
 // A warp works on windows (layout.h). Neighbouring lanes hold one channel, kItems consecutive steps
 // each. Rows that are aligned to 16 bytes come to shared memory a window at a time while the one
-// before is scanned, and in wide windows short rows of 2-byte types that are aligned to 8 bytes
-// come as a whole, so that neighbouring lanes move neighbouring vectors and registers hold nothing
-// that is on its way. Other layouts are read element by element, along steps or along channels,
-// whichever lie closer, and change hands through a tile in shared memory.
+// before is scanned. Of 2-byte types those that are aligned to 8 bytes do so too in long windows,
+// and in wide ones they come as a whole if they are short. So neighbouring lanes move neighbouring
+// vectors, and registers hold nothing that is on its way. Other layouts are read element by
+// element, along steps or along channels, whichever lie closer, and change hands through a tile in
+// shared memory.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>

@@ -211,16 +211,8 @@ template <class Storage, class Shape>
 struct ProjectionOf {
   using Type = AnyProjection<Shape>;
 };
-template <class Element, class Shape>
-struct ProjectionOf<Vectors<Element>, Shape> {
-  using Type = KnownProjection<Element, Shape>;
-};
-template <class Element, class Shape>
-struct ProjectionOf<HalfVectors<Element>, Shape> {
-  using Type = KnownProjection<Element, Shape>;
-};
-template <class Element, class Shape>
-struct ProjectionOf<DenseRows<Element>, Shape> {
+template <template <class> class Storage, class Element, class Shape>
+struct ProjectionOf<Storage<Element>, Shape> {
   using Type = KnownProjection<Element, Shape>;
 };
 template <class Storage, class Shape>

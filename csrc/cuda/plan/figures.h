@@ -119,9 +119,9 @@ struct Figures {
 
   /// With these streamed_backward.cpp chooses warps and tiles.
   struct StreamedBackward {
-    /// With w warps, or so many fewer that the fullest scheduler has the same, a multiprocessor
-    /// issues at w / (w + half_rate_warps) of its full rate. So the unit of estimated times is the
-    /// time of a chunk over w + half_rate_warps.
+    /// With w warps, a multiple of four, a multiprocessor issues at w / (w + half_rate_warps) of
+    /// its full rate, and fewer take as long as the fullest scheduler does. So the unit of
+    /// estimated times is the time of a chunk over w + half_rate_warps.
     int half_rate_warps = 6;
     /// A block begins with a delay, and segments with another one, of the kernels that summarize
     /// and combine them.

@@ -193,7 +193,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
         geometry.warps() < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
-    // So do split tiles.
+    // Split tiles spread work evenly.
     const double load = splits_tiles(params, geometry, device)
                             ? load_of(items) * figures.split_cost
                             : load_of(ceil_div(items, places) * places);
