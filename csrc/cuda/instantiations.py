@@ -101,18 +101,18 @@ NARROW = [
     )
 ]
 
-# The elements' type; states per lane, vectors of a lane's steps; how rows lie.
+# The elements' type, states per lane, how rows lie.
 PROMPT = [
     Source(
         "prompt",
         "prompt",
         ("forward",),
         tuple(
-            f"PromptForward<{element}, {shape}, Along::{along}>"
+            f"PromptForward<{element}, {states}, Along::{along}>"
             for element in ("float", "BFloat16", "Half")
-            for shape, along in (
-                *itertools.product(("1, 1", "2, 2"), ("kSteps", "kChannels")),
-                ("1, 1", "kElements"),
+            for states, along in (
+                *itertools.product((1, 2), ("kSteps", "kChannels")),
+                (1, "kElements"),
             )
         ),
     )

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../core/discretization.h"
+#include "../../core/dtype.h"
 #include "config.h"
 #include "math.cuh"
 

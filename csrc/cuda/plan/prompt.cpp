@@ -68,11 +68,10 @@ Refusal refuse(const ForwardParams& params) {
   return {};
 }
 
-/// So many warps make rows that they keep up with those that scan, and that no scheduler has fewer
+/// So many warps a block has at least, with those that make rows. No scheduler has fewer of its
 /// warps than others.
-int makers_for(int64_t scanners) {
-  constexpr int64_t kEach = 6;
-  return static_cast<int>(round_up(scanners + ceil_div(scanners, kEach), kSchedulers) - scanners);
+constexpr int64_t warps_for(int64_t scanners, int64_t makers) {
+  return round_up(scanners + makers, kSchedulers);
 }
 
 template <class S>
@@ -94,9 +93,14 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   const int64_t sequences = params.batch * params.groups;
   const int64_t group_warps = ceil_div(group_channels, S::kChannels);
   const auto size = static_cast<int>(element_size(params.u.dtype));
+  const auto shared_bytes = [&](int64_t scanners) {
+    return S::shared_bytes(size, static_cast<int>(scanners), plan.along);
+  };
+  // As many makers as scanners keep up with these. Where a block lacks the room, a third of them do
+  // with little delay.
   const auto fits = [&](int64_t scanners) {
-    return scanners + makers_for(scanners) <= S::kMostWarps &&
-           S::shared_bytes(size, static_cast<int>(scanners)) <= device.block_shared_bytes;
+    return warps_for(scanners, ceil_div(scanners, 3)) <= S::kMostWarps &&
+           shared_bytes(scanners) <= device.block_shared_bytes;
   };
   int64_t most = group_warps;
   while (most > 0 && !fits(most)) most = std::min<int64_t>(most - 1, S::kMostWarps);
@@ -108,8 +112,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   const int64_t scanners = std::min(ceil_div(share, waves), most);
   plan.scanners = static_cast<int>(scanners);
   plan.tiles = ceil_div(group_warps, scanners);
-  plan.shape = {plan.tiles, (plan.scanners + makers_for(scanners)) * kWarpSize,
-                S::shared_bytes(size, plan.scanners)};
+  const int64_t warps = std::min<int64_t>(warps_for(scanners, scanners), S::kMostWarps);
+  plan.shape = {plan.tiles, static_cast<int>(warps) * kWarpSize, shared_bytes(scanners)};
   plan.shape.rows = params.groups;
   plan.shape.layers = params.batch;
   return {};
@@ -119,10 +123,15 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
-  // With one state a lane there is not room for as many channels.
-  const Refusal refusal = divide<Shape<1, 1>>(params, device, plan);
-  if (refusal || plan.waves == 1) return refusal;
-  return divide<Shape<2, 2>>(params, device, plan);
+  // More warps than these are held up by shared memory, of which two states a lane take less; with
+  // one state there is not room for as many channels, either.
+  constexpr int kMostScanners = 8;
+  const Refusal refusal = divide<Shape<1>>(params, device, plan);
+  if (refusal || (plan.waves == 1 && plan.scanners <= kMostScanners)) return refusal;
+  ForwardPlan two_states;
+  if (divide<Shape<2>>(params, device, two_states) || two_states.waves > plan.waves) return {};
+  plan = two_states;
+  return {};
 }
 
 }  // namespace selective_scan::cuda::prompt

@@ -35,8 +35,8 @@ struct PromptArgs {
   bool delta_softplus;
 };
 
-/// kStates and kGroups: see Shape. Single elements are moved with one state a lane alone.
-template <class Element, int kStates, int kGroups, Along kAlong>
+/// kStates: see Shape. Single elements are moved with one state a lane alone.
+template <class Element, int kStates, Along kAlong>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };

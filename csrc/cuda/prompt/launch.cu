@@ -45,8 +45,8 @@ using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream
 
 template <class Element, Along kAlong>
 Launch launch_along(const ForwardPlan& plan) {
-  return plan.lane_states == 1 ? &PromptForward<Element, 1, 1, kAlong>::launch
-                               : &PromptForward<Element, 2, 2, kAlong>::launch;
+  return plan.lane_states == 1 ? &PromptForward<Element, 1, kAlong>::launch
+                               : &PromptForward<Element, 2, kAlong>::launch;
 }
 
 template <class Element>
@@ -57,7 +57,7 @@ Launch launch_for(const ForwardPlan& plan) {
     case Along::kChannels:
       return launch_along<Element, Along::kChannels>(plan);
     default:
-      return &PromptForward<Element, 1, 1, Along::kElements>::launch;
+      return &PromptForward<Element, 1, Along::kElements>::launch;
   }
 }
 

@@ -1,0 +1,65 @@
+// Where a block of the prompt kernels stands, and what its warps share.
+#pragma once
+
+#include "../kit/barriers.cuh"
+#include "../kit/elements.cuh"
+#include "../kit/states.cuh"
+#include "kernels.h"
+
+namespace selective_scan::cuda::prompt {
+
+/// The barriers of the first buffer, in front of those of the second: makers have filled it for
+/// scanners, or scanners have left it to makers.
+constexpr int kFull = 1;
+constexpr int kFree = 3;
+/// All scanners have added up y of a chunk.
+constexpr int kSummed = 5;
+
+/// The compiler knows of all that derives from the result that it is the same in all lanes.
+__device__ __forceinline__ int uniform(int value) {
+  return __shfl_sync(kFullMask, value, 0);
+}
+
+template <class Element, int kCount>
+__device__ __forceinline__ Pack<float, kCount> to_values(const Pack<Element, kCount>& raw) {
+  Pack<float, kCount> values;
+  to_reals<Element>(raw, values.v);
+  return values;
+}
+
+/// This is where a block stands.
+struct Tile {
+  int64_t batch;
+  int group;
+  int first_channel;
+  int channels;  // of the group from there on
+};
+
+/// This is where the arrays of a block lie in shared memory.
+template <class S, class Element, Along kAlong>
+struct Shared {
+  static constexpr int kSize = sizeof(Element);
+  char* base = shared_memory();
+  int scanners;
+
+  __device__ explicit Shared(int scanners) : scanners(scanners) {}
+
+  __device__ char* raw_projections() const { return base; }
+  __device__ float* projections(int buffer) const {
+    return reinterpret_cast<float*>(base + S::raw_projection_bytes(kSize)) +
+           buffer * S::kProjections;
+  }
+  __device__ float* planes(int scanner) const {
+    return projections(kBuffers) + scanner * S::scanner_floats(kAlong);
+  }
+  __device__ float* rows(int scanner, int buffer) const {
+    return planes(scanner) + S::kChannels * S::kPlanes + buffer * S::kRows;
+  }
+  __device__ float* biases(int scanner) const { return rows(scanner, kBuffers); }
+  __device__ float* skips(int scanner) const { return biases(scanner) + S::kBiases; }
+  /// Rows of y, of a warp's channels, if these are not stored by the warp alone.
+  __device__ float* sums(int scanner) const { return skips(scanner) + S::kBiases; }
+  __device__ char* raw_rows() const { return reinterpret_cast<char*>(planes(scanners)); }
+};
+
+}  // namespace selective_scan::cuda::prompt
