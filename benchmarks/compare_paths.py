@@ -30,7 +30,7 @@ from harness.operators import make_scan
 from harness.users import ScanCall, calls
 from harness.workers import Worker, alternate, serve
 
-PATHS = ("dstate1", "narrow", "relay", "streamed", "floor", "prompt")
+PATHS = ("dstate1", "narrow", "streamed", "floor", "prompt")
 _VARIABLE = "SELECTIVE_SCAN_CUDA_KERNELS"
 _REFUSAL = f"{_VARIABLE}="  # what the message of a path that cannot run a call begins with
 _WARMUP = 3

@@ -184,9 +184,6 @@ Division divide(const cuda::dstate1::ForwardPlan& plan) {
 Division divide(const cuda::dstate1::BackwardPlan& plan) {
   return {plan.warps / plan.window_warps * plan.window_channels, plan.tiles};
 }
-Division divide(const cuda::relay::ForwardPlan& plan) {
-  return {cuda::relay::kChannels, plan.geometry.tiles};
-}
 Division divide(const cuda::streamed::ForwardPlan& plan) {
   return {plan.geometry.warps * plan.warp_channels, plan.geometry.tiles, plan.geometry.segments,
           plan.geometry.segment_chunks * cuda::kChunk};

@@ -32,7 +32,6 @@ import test_narrow as narrow
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
 import test_prompt as prompt
-import test_relay as relay
 import test_s6_step as step
 import test_segment_map as segment_map
 import test_selective_scan_prefill as prefill
@@ -82,11 +81,9 @@ def special_cases():
             yield base.with_(dtype=dtype, layout="channel_last")
         for names in (("u",), ("delta", "z")):
             yield layouts.case_on("cuda", dtype=dtype, layout="channel_last", layout_of=names)
-        for base in (relay.BASE, relay.WIDE, relay.LONG):
-            yield base.with_(dtype=dtype)
-        yield relay.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
-        yield from (prompt.BASE.with_(dtype=dtype, dim=dim, groups=1) for dim in (38, 1600))
-        yield prompt.BASE.with_(dtype=dtype, seqlen=131)
+        yield from (base.with_(dtype=dtype) for base in (prompt.BASE, prompt.WIDE, prompt.LONG))
+        yield prompt.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
+        yield prompt.BASE.with_(dtype=dtype, dim=24, groups=2, layout="channel_last", seqlen=161)
         yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
         yield from (dstate1.FEW.with_(dtype=dtype, seqlen=n) for n in (1032, 1304))
         for base in segments.KINDS.values():

@@ -570,7 +570,7 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, stat
         assert times[row["best"]] == min(times.values())
         # dstate1 is for other calls than those of 16 states. A CPU has no such paths.
         assert {"floor", "streamed"} <= times.keys()
-        assert ("relay" in times) == (device == "cpu" or row["which"] == "forward")
+        assert ("prompt" in times) == (device == "cpu" or row["which"] == "forward")
         assert ("dstate1" in times) == (device == "cpu")
     assert f"{2 * status} of 2 passes above {float(limit)} × the best path" in printed
 

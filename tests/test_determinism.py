@@ -9,7 +9,6 @@ import test_dstate1 as dstate1
 import test_narrow as narrow
 import test_own_projections as own_projections
 import test_prompt as prompt
-import test_relay as relay
 import test_slices as slices
 import test_streamed_backward as streamed_backward
 import test_streamed_segments as streamed_segments
@@ -48,7 +47,7 @@ CASES += [
 
 # Shapes that different CUDA kernels take.
 OF_PATHS = [
-    *(relay.BASE.with_(seqlen=1500), relay.WIDE, relay.LONG, prompt.BASE),
+    *(prompt.BASE, prompt.WIDE, prompt.LONG),
     *(
         base.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
         for base, dtype in itertools.product((dstate1.BASE, dstate1.COMPLEX), FLOATS)

@@ -330,8 +330,8 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
 @pytest.mark.parametrize(
     ("dim", "dstate", "seqlen", "pole"),
     [
-        *((dim, 16, 2048, 6.0) for dim in (2, 300, 1100)),  # which a GPU's warps relay
-        *((12, dstate, 2049, 6.0) for dstate in (3, 16)),  # which it cuts into segments
+        *((dim, 16, 2048, 6.0) for dim in (2, 300, 1100)),
+        *((12, dstate, 3073, 6.0) for dstate in (3, 16)),  # which a GPU cuts into segments
         (1, 3, 2048, 2.0),  # of which a CPU's vectors hold segments
     ],
 )

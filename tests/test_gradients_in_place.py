@@ -5,7 +5,7 @@ import torch
 
 import test_dstate1 as dstate1
 import test_packed as packed
-import test_relay as relay
+import test_prompt as prompt
 import test_slices as slices
 import test_streamed_backward as streamed
 from problem import Case, inputs_on, lay_out, make, op_arguments
@@ -17,8 +17,8 @@ BASES = [
     streamed.REAL.with_(seqlen=64, reverse=True),
     streamed.REAL.with_(B="constant"),
     dstate1.BASE,
-    relay.BASE,
-    relay.LONG,
+    prompt.BASE,
+    prompt.LONG,
     slices.SLICES[0],
     Case(dtype=torch.float64, dstate=33),
     packed.BASE,

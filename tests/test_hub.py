@@ -52,7 +52,7 @@ def test_every_source_is_compiled_for_its_backends(made):
     there = {path for path in made.rglob("*") if path.suffix in suffixes}
     assert {made / path for path in files} == there
     assert not [path for path in listed["torch"] if re.search(r"_(cpu|cuda)\.cpp|\.cu", path)]
-    assert any(path.endswith("/relay.cu") for path in listed["kernel.cuda"])
+    assert any(path.endswith("/prompt.cu") for path in listed["kernel.cuda"])
 
 
 def test_what_is_shipped_imports_itself_relatively(package):

@@ -25,9 +25,8 @@ TABLE = [
         ("prompt", 6, 1),
         ("streamed", 96, 16),
     ),
-    # Few channels: warps divide time.
-    (Call(1, 256, 512, 16), ("relay", 8, 1), ("streamed", 32, 16)),
-    (Call(1, 1536, 4096, 16), ("relay", 8, 1), ("streamed", 96, 8)),
+    (Call(1, 256, 512, 16), ("prompt", 2, 1), ("streamed", 32, 16)),
+    (Call(1, 1536, 4096, 16), ("prompt", 12, 1), ("streamed", 96, 8)),
     (Call(2, 64, 64, 16, dtype="float32"), ("prompt", 2, 1), ("streamed", 32, 1)),
     # Of several dtypes: the floor alone takes these as they are.
     (Call(2, 1024, 800, 16, mixed=True), ("floor", 8, 1), ("floor", 8, 1)),
@@ -282,10 +281,6 @@ def refusal(path):
 @pytest.mark.parametrize(
     ("path", "changes", "reason"),
     [
-        ("relay", {"dstate": 64}, "dstate must be 5 to 16, got 64"),
-        ("relay", {"B": "constant"}, "B and C must both be variable"),
-        ("relay", {"complex": True}, "A must be real and arithmetic fp32"),
-        ("relay", {"method": "foh"}, "the method must be zoh"),
         ("dstate1", {"dstate": 1, "method": "rk4"}, "the method must be zoh"),
         ("prompt", {"method": "poly"}, "the method must be zoh"),
         ("streamed", {"dstate": 17, "method": "foh"}, "by a method other than zoh .* 16, got 17"),
@@ -299,11 +294,7 @@ def refusal(path):
         ("streamed", {"batch": 1, "packed": True, "dstate": 32}, "of packed .* 16, got 32"),
         ("streamed", {"batch": 1, "packed": True, "complex": True}, "of packed .* must be real"),
         ("streamed", {"batch": 1, "packed": True, **CONSTANT}, "of packed .* C variable"),
-        ("relay", {"mixed": True}, "rows must have one dtype"),
-        ("relay", {"seqlen": 802}, "aligned to 4 of them"),
-        ("relay", {"batch": 1, "packed": True}, "sequences are packed"),
         ("dstate1", {"batch": 1, "dstate": 1, "packed": True}, "sequences are packed"),
-        ("relay", {"input_delta": True}, "the input has steps of its own"),
         ("streamed", {"input_delta": True, "dstate": 17}, "where the input has steps of its own"),
         ("streamed", {"input_delta": True, **CONSTANT}, "where the input has steps of its own"),
         ("streamed", {"input_delta": True, "complex": True}, "where the input has steps of its"),
@@ -314,15 +305,17 @@ def refusal(path):
         ("floor", {"dstate": 257}, "dstate must be at most 256, got 257"),
         ("prompt", {"dstate": 17}, "dstate must be at most 16, got 17"),
         ("prompt", {"mixed": True}, "must have one dtype"),
-        ("prompt", {"seqlen": 801, "batch": 8}, "must be vectors"),
-        ("prompt", {"channel_last": True, "dim": 1023}, "must be vectors"),
+        ("prompt", {"B": "constant"}, "B and C must both be variable"),
+        ("prompt", {"complex": True}, "A must be real and arithmetic fp32"),
+        ("prompt", {"channel_last": True, "dim": 1023}, "or be vectors of two along channels"),
         ("prompt", {"batch": 1, "packed": True}, "sequences are packed"),
+        ("prompt", {"input_delta": True}, "the input has steps of its own"),
     ],
 )
 @pytest.mark.parametrize("which", ["forward", "backward"])
 def test_refusals(plan, which, path, changes, reason):
     call = replace(Call(2, 1024, 800, 16), **changes)
-    if which == "backward" and path in ("relay", "prompt"):
+    if which == "backward" and path == "prompt":
         reason = "it has no backward pass"
     expected = (
         f"selective_scan: SELECTIVE_SCAN_CUDA_KERNELS={path} cannot run this call: .*{reason}"
@@ -331,7 +324,7 @@ def test_refusals(plan, which, path, changes, reason):
         plan(which, call, wanted=path)
 
 
-@pytest.mark.parametrize("path", ["streamed", "relay", "prompt"])
+@pytest.mark.parametrize("path", ["streamed", "prompt"])
 def test_kernels_that_need_asynchronous_copies(plan, path):
     expected = re.escape(f"{refusal(path)}the GPU's compute capability must be 8.0 or later, got 7")
     with pytest.raises(RuntimeError, match=expected):
@@ -398,7 +391,7 @@ def test_too_many_states(plan):
         plan("forward", call)
 
 
-@pytest.mark.parametrize("path", ["streamed", "floor", "relay", "prompt"])
+@pytest.mark.parametrize("path", ["streamed", "floor", "prompt"])
 def test_wanted_path(plan, path):
     """A path can be asked for where it is not the better choice."""
     for which in ("forward", "backward") if path in ("streamed", "floor") else ("forward",):

@@ -5,11 +5,15 @@ import torch
 
 import test_capabilities as capabilities
 from gpu_kernels import skip_without_path
-from problem import METHODS, Case, check, check_results, inputs_on, options_on
+from problem import LAYOUTS, METHODS, Case, check, check_results, inputs_on, options_on
 from selective_scan import selective_scan_fn
 
 # Short enough for the plan to choose these kernels, whatever the number of channels.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200)
+# More channels than are scanned at a time by one warp of each multiprocessor of most devices.
+WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336)
+# Many chunks.
+LONG = Case(batch=1, dim=300, groups=1, seqlen=1360)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,6 +36,7 @@ def cases():
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 32, 40, 64, 72, 256))
         # Rows that begin anywhere, as those of images and a token for their class do.
         yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (1, 49, 63, 65, 129, 197))
+        yield BASE.with_(dtype=dtype, seqlen=1000, reverse=True, dstate=11)
     yield from (BASE.with_(dstate=dstate) for dstate in (5, 8, 15))
     # Warps and blocks that are not full.
     yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 3, 40, 150))
@@ -41,7 +46,21 @@ def cases():
     yield from along_channels()
     yield BASE.with_(delta_softplus=False, method="bilinear")
     yield from (BASE.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield BASE.with_(decay=1e-3)
+    yield BASE.with_(decay=1e-3, seqlen=2000)
+
+
+def large_cases():
+    """Those whose reference takes gigabytes."""
+    for base in (WIDE, LONG):
+        yield from (base.with_(dtype=dtype) for dtype in FLOATS)
+        yield from (base.with_(method=method) for method in METHODS)
+        yield base.with_(reverse=True)
+        yield base.with_(seqlen=base.seqlen + 1, reverse=True, dtype=torch.bfloat16)
+        yield base.with_(layout="channel_last", dstate=13)
+        yield base.with_(layout="channel_last", dtype=torch.bfloat16)
+    # Twice as many states a lane.
+    yield from (WIDE.with_(batch=3, seqlen=200, dtype=dtype) for dtype in FLOATS)
+    yield LONG.with_(decay=1e-3, seqlen=3000)
 
 
 # What is left to other kernels otherwise.
@@ -57,8 +76,11 @@ OTHERS = (
     BASE.with_(seqlen=2051, dim=300, groups=3, batch=1, layout="channel_last"),
 )
 
-# Rows of B and C that are no vectors, and arrays of both layouts.
-NO_VECTORS = (
+# What these kernels leave to others: rows that are no vectors, arrays of several layouts or dtypes.
+REFUSED = (
+    *(BASE.with_(dtype=dtype, layout=layout) for dtype in FLOATS for layout in LAYOUTS),
+    BASE.with_(dtype=torch.bfloat16, projection_dtype=torch.float32),
+    BASE.with_(projection_dtype=torch.float16),
     BASE.with_(dim=24, layout="channel_last", dstate=15),
     BASE.with_(dim=24, layout="channel_last", layout_of=("u", "delta", "z")),
 )
@@ -82,9 +104,15 @@ def check_others() -> None:
             check_outputs(case, "cuda")
 
 
-@pytest.mark.parametrize("case", [*dict.fromkeys(cases()), *NO_VECTORS], ids=str)
+@pytest.mark.parametrize("case", [*dict.fromkeys(cases()), *REFUSED], ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", list(dict.fromkeys(large_cases())), ids=str)
+def test_large_calls(case, cuda_device):
+    check(case, cuda_device)
 
 
 @pytest.mark.cuda

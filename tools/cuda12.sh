@@ -85,8 +85,7 @@ sources=(
   "$folder/zoh/narrow.cu" "$folder/zoh/floor_float.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
   csrc/cuda/prefill/checkpoints.cu
-  "$folder/zoh/prompt.cu" "$folder/zoh/relay.cu"
-  "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
+  "$folder/zoh/prompt.cu" "$folder/zoh/streamed_forward_float_4x4_zoh.cu"
   csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu
   csrc/cuda/update/launch.cu "$folder/zoh/update_float.cu"
 )

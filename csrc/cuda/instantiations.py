@@ -79,9 +79,6 @@ DSTATE1 = [
     )
 ]
 
-# Bytes of an element.
-RELAY = [Source("relay", "relay", ("forward",), ("RelayForward<2>", "RelayForward<4>"))]
-
 # The elements' type, states of a channel, and whether rows come all at once, which those of four
 # bytes need not. One state has kernels for rows that do, and for no others.
 NARROW = [
@@ -212,7 +209,7 @@ UPDATE = [
 ]
 
 SOURCES = [
-    *(*FLOOR, *DSTATE1, *RELAY, *NARROW, *PROMPT),
+    *(*FLOOR, *DSTATE1, *NARROW, *PROMPT),
     *(*STREAMED_FORWARD, *STREAMED_BACKWARD, *TEAM_BACKWARD),
     *UPDATE,
 ]

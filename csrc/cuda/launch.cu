@@ -17,7 +17,6 @@
 #include "plan/plan.h"
 #include "plan/slices.h"
 #include "prompt/kernels.h"
-#include "relay/kernels.h"
 #include "streamed/backward_kernels.h"
 #include "streamed/forward_kernels.h"
 
@@ -35,7 +34,7 @@ std::optional<Path> wanted_path() {
     if (found == kPathNames.end()) {
       throw std::runtime_error(
           "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset, dstate1, streamed, floor, "
-          "narrow, relay or prompt, got '" +
+          "narrow or prompt, got '" +
           std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());

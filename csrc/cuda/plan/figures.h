@@ -36,27 +36,11 @@ struct Figures {
     int64_t dstate1_rows = 192;
     int64_t dstate1_most_steps = 8192;
 
-    /// prompt takes calls of more states, or of fewer where a lane has one of them, and of no more
-    /// steps: one number for kernels of one state a lane and one for those of two, a smaller one
-    /// where relay takes the call and a multiprocessor has fewer channels than these, whose lanes
-    /// wait most of the time.
-    int64_t prompt_states = 4;
-    int64_t prompt_steps[2] = {1024, 4096};
-    int64_t prompt_channels = 9;
-    int64_t prompt_short_steps = 256;
+    /// prompt takes sequences of so many steps, or of so many times the channels that a
+    /// multiprocessor has.
+    int64_t prompt_steps = 3072;
+    int64_t prompt_channel_steps = 680;
 
-    /// With more blocks a multiprocessor, warps that stay with their channels are as good as relay.
-    int64_t relay_blocks = 4;
-    /// Shorter sequences are too short for relay, where a multiprocessor has one, two or three of
-    /// its blocks.
-    int64_t relay_steps[3] = {72, 200, 900};
-    /// From so many steps on, segments are better where the last wave of relay's blocks leaves more
-    /// than this part of the multiprocessors idle.
-    int64_t relay_segment_steps = 8192;
-    double relay_idle = 0.15;
-    /// With so many steps it no longer matters that the last of relay's blocks run alone: none
-    /// share a multiprocessor.
-    int64_t relay_shared_steps = 16384;
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
     /// it has so many warps a multiprocessor.
     double constant_warps = 1;

@@ -1,10 +1,11 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
-// The first path of prompt, narrow, dstate1, relay and streamed that can run a call and is
+// The first path of prompt, narrow, dstate1 and streamed that can run a call and is
 // preferred takes it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iterator>
 #include <stdexcept>
@@ -56,38 +57,14 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return is_narrow(params, device, plan);
 }
 
-/// prompt's lanes walk through all of time, which is the better choice for few steps, or where
-/// there are so many channels that relay's warps would take turns, or where rows do not lie along
-/// steps, which relay does not take; with more channels, more than one wave of blocks is left to
-/// streamed. Of few states it has as many lanes idle, which costs nothing where there are few
-/// channels, too.
+/// prompt's lanes walk through all of time. It takes what the device has room for at a time; but of
+/// few channels a long sequence is done sooner in segments, and of one state by dstate1.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
   const int64_t channels = ceil_div(params.batch * params.dim, device.multiprocessors);
-  const bool has_relay = plan.along == prompt::Along::kSteps && channels < figures.prompt_channels;
-  const int64_t most_steps =
-      has_relay ? figures.prompt_short_steps : figures.prompt_steps[plan.lane_states - 1];
-  const bool pays_idle_lanes = params.dstate > 1 && plan.lane_states == 1;
-  return (params.dstate > figures.prompt_states || pays_idle_lanes) && plan.waves == 1 &&
-         params.seqlen <= most_steps;
-}
-
-/// The relay is for few channels: where the streamed kernels' warps would be too few to fill the
-/// device, and segments too short.
-bool is_preferred(const ForwardParams& params, const Device& device,
-                  const relay::ForwardPlan& plan) {
-  const Choice& figures = choice_of(device);
-  const int64_t multiprocessors = device.multiprocessors;
-  const int64_t blocks = plan.geometry.blocks;
-  if (blocks > figures.relay_blocks * multiprocessors) return false;
-  const int64_t rounds = ceil_div(blocks, multiprocessors);
-  if (params.seqlen >= figures.relay_segment_steps) {
-    const auto places = static_cast<double>(rounds * multiprocessors);
-    return static_cast<double>(blocks) >= (1 - figures.relay_idle) * places;
-  }
-  return rounds <= std::ssize(figures.relay_steps) &&
-         params.seqlen >= figures.relay_steps[rounds - 1];
+  return params.dstate > 1 && plan.waves == 1 &&
+         params.seqlen <= std::max(figures.prompt_steps, figures.prompt_channel_steps * channels);
 }
 
 /// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
@@ -178,9 +155,6 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
   }
   if (takes<Path::kNarrow>(params, device, plan)) return plan;
   if (takes<Path::kDstate1>(params, device, plan)) return plan;
-  if constexpr (kIsForward) {
-    if (takes<Path::kRelay>(params, device, plan)) return plan;
-  }
   if (takes<Path::kStreamed>(params, device, plan)) return plan;
   if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
   return plan;

@@ -19,16 +19,15 @@
 #include "../floor/plan.h"
 #include "../narrow/plan.h"
 #include "../prompt/plan.h"
-#include "../relay/plan.h"
 #include "../streamed/plan.h"
 #include "device.h"
 
 namespace selective_scan::cuda {
 
-/// Those from kRelay on have forward passes alone.
-enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kRelay, kPrompt };
-constexpr std::array<std::string_view, 6> kPathNames = {"dstate1", "streamed", "floor",
-                                                        "narrow",  "relay",    "prompt"};
+/// The last one has a forward pass alone.
+enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kPrompt };
+constexpr std::array<std::string_view, 6> kPathNames = {"dstate1", "streamed", "floor", "narrow",
+                                                        "prompt"};
 
 /// Whether a device has the path's kernels, of which some need asynchronous copies.
 constexpr bool has_kernels(const Device& device, Path path) {
@@ -49,7 +48,7 @@ struct AnyPlan {
   }
 };
 using ForwardPlan = AnyPlan<dstate1::ForwardPlan, streamed::ForwardPlan, floor::ForwardPlan,
-                            narrow::ForwardPlan, relay::ForwardPlan, prompt::ForwardPlan>;
+                            narrow::ForwardPlan, prompt::ForwardPlan>;
 using BackwardPlan = AnyPlan<dstate1::BackwardPlan, streamed::BackwardPlan, floor::BackwardPlan,
                              narrow::BackwardPlan>;
 

@@ -84,8 +84,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
     plan.along = Along::kElements;
   } else {
     return {
-        "rows must lie along steps, or be vectors of two along channels, and of B and C of 16 "
-        "bytes along states; with two states a lane they must be vectors of four along steps"};
+        "rows must lie along steps, or be vectors of two along channels, and those of B and C of "
+        "16 bytes along states"};
   }
   plan.lane_states = S::kStates;
   plan.warp_channels = S::kChannels;

@@ -20,8 +20,6 @@
 // y, and of more channels issue slots.
 #pragma once
 
-#include <type_traits>
-
 #include "../kit/launch_tools.h"
 #include "maker.cuh"
 #include "scanner.cuh"

@@ -1,6 +1,9 @@
 // The warps of the prompt kernels that scan.
 #pragma once
 
+#include <type_traits>
+
+#include "../../core/dtype.h"
 #include "../kit/step_math.cuh"
 #include "block.cuh"
 #include "pieces.cuh"
@@ -100,6 +103,8 @@ class Scanner {
       if (!kIsAlongSteps) finish_last_half(1);
       steps_left_ -= S::kSteps;
     }
+    // Other warps may still read sums of the chunk before.
+    if constexpr (!kIsAlongSteps) meet(kSummed, args_.scanners);
     finish_last_half(half);
   }
 
@@ -111,7 +116,10 @@ class Scanner {
   using Quad = Pack<float, kBlockSteps>;
   using Pieces = LanePieces<S, kAlong>;
   using Piece = Pack<float, Pieces::kLength>;
-  using RawPiece = Pack<Element, Pieces::kLength>;
+  using Elements = Pack<Element, Pieces::kLength>;
+  // Words of elements, since to take elements apart would wait for them.
+  using RawPiece = std::conditional_t<kAlong == Along::kElements, Elements,
+                                      Pack<uint32_t, sizeof(Elements) / sizeof(uint32_t)>>;
 
   // The lanes of a channel add up y of a half: kSumLanes of them the same four steps, each a share
   // of the parts.
@@ -240,15 +248,15 @@ class Scanner {
         y = load_piece<kAlong, S::kRow, Pieces::kLength>(shared_.sums(pieces_.scanner) +
                                                          pieces_.step + p * Pieces::kPieceSteps);
       }
-      const Piece u = to_values(u_[p]);
+      const Piece u = to_values(bit_cast<Elements>(u_[p]));
 #pragma unroll
       for (int i = 0; i < Pieces::kLength; ++i) y.v[i] += D_.v[i] * u.v[i];
       if (has_gate_) {
-        const Piece z = to_values(z_[p]);
+        const Piece z = to_values(bit_cast<Elements>(z_[p]));
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) y.v[i] = gated<kSize>(y.v[i], z.v[i]);
       }
-      RawPiece result;
+      Elements result;
 #pragma unroll
       for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y.v[i]);
       write_piece<kAlong>(out_at_ + bytes_of(args_.out, p * Pieces::kPieceSteps), count_of(p, left),
