@@ -308,10 +308,9 @@ class Scanner {
   const Pieces pieces_;  // that the lane moves
   const LaneSums sums_{};
   const bool has_gate_;
-  int steps_left_;  // from the chunk's first step on
-  // Distances in floats to the lane's rows, and these.
-  int lane_rows_;
-  int lane_projections_;
+  int steps_left_;        // from the chunk's first step on
+  int lane_rows_;         // floats from the warp's rows to the lane's
+  int lane_projections_;  // and from rows of B to its first one
   const float* delta_row_;
   const float* B_row_;
   float* parts_;
