@@ -15,6 +15,11 @@ import selective_scan
 from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
+# Compiled headers, which are of use to many packages, take as long as one of them.
+SOON_COMPILED = {
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
 LOAD = """
 import sys, torch, torch._inductor.codecache, selective_scan
 package, given, made = sys.argv[1:]
@@ -38,7 +43,9 @@ class Several(nn.Module):
 def run_elsewhere(program, calls, folder):
     """The results of each call in a process that loads the package, and its arguments after it."""
     package, given, made = (str(folder / name) for name in ("model.pt2", "given.pt", "made.pt"))
-    torch._inductor.aoti_compile_and_package(program, package_path=package)
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=package, inductor_configs=SOON_COMPILED
+    )
     torch.save(calls, given)
     path = Path(selective_scan.__file__).parents[1]
     subprocess.run(
