@@ -1,17 +1,11 @@
 """Packages that AOTInductor compiles: another process gets of them what eager calls give."""
 
-import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import operator_calls
-import selective_scan
+import programs
 from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
@@ -47,12 +41,9 @@ def run_elsewhere(program, calls, folder):
         program, package_path=package, inductor_configs=SOON_COMPILED
     )
     torch.save(calls, given)
-    path = Path(selective_scan.__file__).parents[1]
-    subprocess.run(
-        [sys.executable, "-c", LOAD, package, given, made],
-        env=os.environ | {"PYTHONPATH": str(path)},
-        check=True,
-    )
+    (script := folder / "load.py").write_text(LOAD)
+    done = programs.run(script, package, given, made)
+    assert done.returncode == 0, done.stderr
     return torch.load(made)
 
 
@@ -77,12 +68,8 @@ def test_every_operator(device, tmp_path):
 
 def test_models(device, tmp_path):
     """Of any length, and compiled with parameters that require a gradient."""
-    model = nn.Sequential(
-        *(
-            layer(8, d_state=4, bidirectional=bidirectional, device=device)
-            for layer, bidirectional in itertools.product((MambaMixer, S6), (False, True))
-        )
-    )
+    options = {"d_state": 4, "device": device}
+    model = nn.Sequential(MambaMixer(8, bidirectional=True, **options), S6(8, **options))
     calls = [(torch.randn(2, seqlen, 8, device=device),) for seqlen in (40, 2, 133)]
     length = torch.export.Dim("length", min=2, max=4096)
     check(model, calls, tmp_path, dynamic_shapes=({1: length},))

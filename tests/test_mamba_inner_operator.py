@@ -279,8 +279,10 @@ def test_gradcheck(complex, bidirectional):
 def test_compile(backend, device):
     torch._dynamo.reset()
     compiled = torch.compile(mamba_inner_fn, fullgraph=True, backend=backend)
-    tensors = tensors_of(EVERYTHING, device)
-    for autocast, seqlen in itertools.product((False, True), (70, 33)):
+    calls = itertools.product((False, True), (70, 33))
+    if backend == "inductor":  # which compiles each for seconds, our operator as one call
+        calls = ((False, 70), (True, 33))
+    for autocast, seqlen in calls:
         case = EVERYTHING.with_(seqlen=seqlen)
         tensors = tensors_of(case, device)
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
