@@ -84,18 +84,7 @@ def tree(tmp_path_factory) -> Path:
     (tree / f"csrc/core/discretization/{NAME}.h").write_text(textwrap.dedent(formula))
     for name, pattern, text in EDITS:
         insert(tree / name, pattern, text)
-    leave_out_avx2(tree / "csrc/cpu")
     return tree
-
-
-def leave_out_avx2(folder: Path):
-    """Its kernels are those of the other instruction sets, with vectors of another length."""
-    for path in folder.glob("capabilities/avx2*.cpp"):
-        path.unlink()
-    table = folder / "capability.cpp"
-    before = table.read_text()
-    assert before.count("    &kAvx2Capability,\n") == 1
-    table.write_text(before.replace("    &kAvx2Capability,\n", ""))
 
 
 @pytest.fixture(scope="module")
