@@ -181,7 +181,8 @@ def core(bindings_folder):
     """The scalar core of csrc/core as a Python module, compiled once per version of the sources."""
     import core_build
 
-    return core_build.load(bindings_folder)
+    # It is called for few numbers, so that the compiler's work would be most of all.
+    return core_build.load(bindings_folder, flags=("-O0",))
 
 
 @pytest.fixture(scope="session")

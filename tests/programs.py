@@ -54,5 +54,6 @@ def _run(command: list[str], environment: dict[str, str], files: list[Path]) -> 
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = command
-    sys.path.insert(0, str(Path(command[0]).parent))
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [str(Path(command[0]).parent), *filter(None, folders)]
     runpy.run_path(command[0], run_name="__main__")

@@ -245,14 +245,13 @@ def test_modulus_is_kept(device):
 # --- derivatives and the op -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("z", [False, True])
 @pytest.mark.parametrize(
-    ("B", "C"),
+    ("B", "C", "z"),
     [
-        ("constant", "constant"),
-        ("shared", "constant"),
-        ("constant", "grouped"),
-        ("grouped", "grouped"),
+        ("constant", "constant", True),
+        ("shared", "constant", False),
+        ("constant", "grouped", False),
+        ("grouped", "grouped", True),
     ],
 )
 def test_gradcheck(B, C, z, device):

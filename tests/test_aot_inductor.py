@@ -1,20 +1,19 @@
 """Packages that AOTInductor compiles: another process gets of them what eager calls give."""
 
-import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import operator_calls
-import selective_scan
+import programs
 from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
+# Compiled headers, which are of use to many packages, take as long as one of them.
+SOON_COMPILED = {
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+}
 LOAD = """
 import sys, torch, torch._inductor.codecache, selective_scan
 package, given, made = sys.argv[1:]
@@ -38,14 +37,13 @@ class Several(nn.Module):
 def run_elsewhere(program, calls, folder):
     """The results of each call in a process that loads the package, and its arguments after it."""
     package, given, made = (str(folder / name) for name in ("model.pt2", "given.pt", "made.pt"))
-    torch._inductor.aoti_compile_and_package(program, package_path=package)
-    torch.save(calls, given)
-    path = Path(selective_scan.__file__).parents[1]
-    subprocess.run(
-        [sys.executable, "-c", LOAD, package, given, made],
-        env=os.environ | {"PYTHONPATH": str(path)},
-        check=True,
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=package, inductor_configs=SOON_COMPILED
     )
+    torch.save(calls, given)
+    (script := folder / "load.py").write_text(LOAD)
+    done = programs.run(script, package, given, made)
+    assert done.returncode == 0, done.stderr
     return torch.load(made)
 
 
@@ -70,12 +68,8 @@ def test_every_operator(device, tmp_path):
 
 def test_models(device, tmp_path):
     """Of any length, and compiled with parameters that require a gradient."""
-    model = nn.Sequential(
-        *(
-            layer(8, d_state=4, bidirectional=bidirectional, device=device)
-            for layer, bidirectional in itertools.product((MambaMixer, S6), (False, True))
-        )
-    )
+    options = {"d_state": 4, "device": device}
+    model = nn.Sequential(MambaMixer(8, bidirectional=True, **options), S6(8, **options))
     calls = [(torch.randn(2, seqlen, 8, device=device),) for seqlen in (40, 2, 133)]
     length = torch.export.Dim("length", min=2, max=4096)
     check(model, calls, tmp_path, dynamic_shapes=({1: length},))

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import programs
 import selective_scan
 from problem import Case, inputs_on
 from selective_scan import _library, allow_fallback, backends, selective_scan_fn, selective_scan_ref
@@ -23,12 +25,20 @@ from selective_scan import _library, allow_fallback, backends, selective_scan_fn
 SMALL = Case(dim=4, seqlen=9, dstate=3, delta_softplus=False)
 
 
-def run_python(code: str, path: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Runs `code` in a process that imports the package from `path`."""
+def run_beside(package: Path, code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs `code` in a process that imports the package from the folder `package`."""
+    script = package / "program.py"
+    script.write_text(code)
+    return programs.run(script, environment=environment)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    """Runs `code` in a process that has imported nothing yet."""
+    folder = Path(selective_scan.__file__).parents[1]
     return subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(path)} | environment,
-        cwd=path,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
@@ -117,16 +127,11 @@ def test_a_library_of_a_newer_cuda_than_the_driver_is_not_used(monkeypatch, driv
     assert reason is None if expected is None else re.match(expected, reason)
 
 
-def test_module_prints_a_report():
-    result = subprocess.run(
-        [sys.executable, "-m", "selective_scan"],
-        cwd=Path(selective_scan.__file__).resolve().parents[1],  # -m looks there first
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
+def test_module_prints_a_report(capsys):
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("selective_scan", run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert stop.value.code == 0, lines
     assert lines[0] == f"selective_scan {selective_scan.__version__}, torch {torch.__version__}"
     assert [line.split()[0] for line in lines[1:4]] == ["cpu", "cuda", "reference"]
     checks = {line.split()[2].rstrip(":"): line for line in lines[4:]}
@@ -207,7 +212,7 @@ print(json.dumps([error, message, list(reference.shape), status]))
 
 
 def test_library_that_was_not_built(sources_only):
-    result = run_python(CALL, sources_only)
+    result = run_beside(sources_only, CALL)
     error, message, reference, status = json.loads(result.stdout)
     assert error == "ImportError"
     assert message.startswith("selective_scan: the CPU library, _cpu.so, is missing: not built")
@@ -225,13 +230,13 @@ def test_a_source_folder_that_hides_the_installation(sources_only, tmp_path):
     (tmp_path / "torch_selective_scan-1.dist-info").mkdir()
     metadata = tmp_path / "torch_selective_scan-1.dist-info" / "METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: torch-selective-scan\nVersion: 1\n")
-    path = os.pathsep.join([str(sources_only), str(tmp_path)])
-    message = json.loads(run_python(CALL, sources_only, PYTHONPATH=path).stdout)[1]
+    found = run_beside(sources_only, CALL, PYTHONPATH=str(tmp_path))
+    message = json.loads(found.stdout)[1]
     assert f"this source folder hides the installation in {installed}" in message
 
 
 def test_report_of_an_installation_without_kernels(sources_only):
-    result = run_python("from selective_scan.__main__ import main; exit(main())", sources_only)
+    result = run_beside(sources_only, "from selective_scan.__main__ import main; exit(main())")
     assert result.returncode == 1
     assert "no kernels are installed" in result.stdout
 
@@ -240,7 +245,7 @@ def test_library_that_does_not_load(sources_only, tmp_path):
     shutil.copytree(sources_only, tmp_path, dirs_exist_ok=True)
     library = tmp_path / "selective_scan" / "_cpu.so"
     library.write_text("no library")
-    error, message, _, status = json.loads(run_python(CALL, tmp_path).stdout)
+    error, message, _, status = json.loads(run_beside(tmp_path, CALL).stdout)
     assert error == "ImportError"
     assert f"failed to load {library}: " in message
     loaders_own = message.split(f"failed to load {library}: ")[1]
@@ -249,12 +254,12 @@ def test_library_that_does_not_load(sources_only, tmp_path):
 
 
 def test_fallback_by_environment(sources_only):
-    result = run_python(CALL, sources_only, SELECTIVE_SCAN_ALLOW_FALLBACK="1")
+    result = run_beside(sources_only, CALL, SELECTIVE_SCAN_ALLOW_FALLBACK="1")
     error, message, _, _ = json.loads(result.stdout)
     assert (error, message) == (None, "torch.Size([1, 2, 3])")
     assert "no kernels for tensors on cpu: not built" in result.stderr
 
-    result = run_python(CALL, sources_only, SELECTIVE_SCAN_ALLOW_FALLBACK="0")
+    result = run_beside(sources_only, CALL, SELECTIVE_SCAN_ALLOW_FALLBACK="0")
     assert json.loads(result.stdout)[0] == "ImportError"
 
 
@@ -308,40 +313,49 @@ def test_fallback_is_switched_by_a_bool(value):
 # --- an import ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["selective_scan", "selective_scan.compat", "selective_scan.onnx"])
-def test_an_import_takes_nothing_along(name):
+def test_an_import_takes_nothing_along():
     """torch.utils.flop_counter, for one, imports Triton, which takes longer than all of this."""
-    code = (
-        f"import json, sys, torch; before = set(sys.modules); import {name};"
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
-    )
-    result = run_python(code, Path(selective_scan.__file__).parents[1])
+    code = """
+import json, sys, torch
+before = set(sys.modules)
+import selective_scan, selective_scan.compat, selective_scan.onnx
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    result = run_python(code)
     assert result.returncode == 0, result.stderr
     packages = {name.partition(".")[0] for name in json.loads(result.stdout)}
     assert packages - sys.stdlib_module_names == {"selective_scan"}
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import torch.utils.flop_counter, selective_scan",
-        "import selective_scan, torch.utils.flop_counter",
-        "import selective_scan; import torch._inductor.fx_utils",
-        "import selective_scan; from importlib.util import find_spec as find; find(NAME)",
-    ],
-    ids=["before", "after", "by torch", "looked for"],
-)
-def test_operations_are_counted_whoever_imports_the_counter(imports):
-    code = f"""
-import sys
-NAME = "torch.utils.flop_counter"
-{imports}
+# By which the package and the counter may come into a process.
+ORDERS = {
+    "before": "import torch.utils.flop_counter, selective_scan",
+    "after": "import selective_scan, torch.utils.flop_counter",
+    "by torch": "import selective_scan; import torch._inductor.fx_utils",
+    "looked for": "import selective_scan; from importlib.util import find_spec as f; f(NAME)",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process are POSIX's")
+def test_operations_are_counted_whoever_imports_the_counter():
+    """Each order in a copy of a process that has imported torch, and no counter."""
+    count = """
 from torch.utils.flop_counter import FlopCounterMode
 assert not any(type(it).__module__.startswith("selective_scan") for it in sys.meta_path)
 with FlopCounterMode(display=False) as counter:
     selective_scan.diagonal_scan_fn(torch.rand(3, 7), torch.rand(3, 7))
-print(counter.get_total_flops())
+print(name, counter.get_total_flops(), sep=": ")
 """
-    result = run_python(f"import torch\n{code}", Path(selective_scan.__file__).parents[1])
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == 2 * 3 * 7
+    code = f"""
+import multiprocessing, sys, torch
+NAME = "torch.utils.flop_counter"
+assert NAME not in sys.modules
+for name, imports in {ORDERS!r}.items():
+    names = globals() | {{"name": name}}
+    context, arguments = multiprocessing.get_context("fork"), (imports + {count!r}, names)
+    process = context.Process(target=exec, args=arguments)
+    process.start()
+    process.join()
+"""
+    result = run_python(code)
+    assert result.stdout.splitlines() == [f"{name}: {2 * 3 * 7}" for name in ORDERS], result.stderr

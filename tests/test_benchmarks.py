@@ -6,8 +6,10 @@ import importlib
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,20 @@ def run_program(
     done = programs.run(BENCHMARKS / name, *arguments, environment=ENVIRONMENT)
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The status of a program that ends before it measures, and so can be run in this process."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run(name: str, *arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return stop.value.code
+
+    return run
 
 
 def measure(
@@ -282,12 +298,8 @@ def test_benchmark_measures_the_other_operators(tmp_path):
         (["--device", "cpu", "--anchors", "no-such-file.json"], "no-such-file.json"),
     ],
 )
-def test_benchmark_refuses_what_is_not_there(monkeypatch, capsys, arguments, sentence):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    program = importlib.import_module("benchmark_selective_scan")
-    with pytest.raises(SystemExit) as stop:
-        program.main(arguments)
-    assert stop.value.code == 2
+def test_benchmark_refuses_what_is_not_there(stops, capsys, arguments, sentence):
+    assert stops("benchmark_selective_scan.py", *arguments) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -411,10 +423,11 @@ def test_benchmark_of_denormals(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
-def test_programs_fail_on_a_device_that_is_not_there(name):
-    done = run_program(name, "--device", "cuda:99", status=2)
-    assert "device 'cuda:99' is not there" in done.stderr
-    assert done.stdout == ""
+def test_programs_fail_on_a_device_that_is_not_there(name, stops, capsys):
+    assert stops(name, "--device", "cuda:99") == 2
+    printed = capsys.readouterr()
+    assert "device 'cuda:99' is not there" in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize(
@@ -432,8 +445,9 @@ def test_programs_fail_on_a_device_that_is_not_there(name):
         "compare_revisions.py",
     ],
 )
-def test_help_has_an_example(name):
-    printed = run_program(name, "--help").stdout
+def test_help_has_an_example(name, stops, capsys):
+    assert stops(name, "--help") == 0
+    printed = capsys.readouterr().out
     assert f"python benchmarks/{name} " in printed.partition("example:")[2]
 
 
@@ -552,13 +566,12 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "status"), [(1000, 0), (0.001, 1)])
-def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, status):
+def test_the_chosen_path_is_set_against_the_others(tmp_path, device):
     if device == "cuda":
         skip_without_path("streamed")
     printed, content = measure(
         tmp_path, "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs",
-        "3", "--only", "small rl", "--limit", limit, status=status,
+        "3", "--only", "small rl", "--limit", "1000",
     )  # fmt: skip
     assert content["failures"] == []
     assert [(row["name"], row["which"]) for row in content["rows"]] == [
@@ -572,7 +585,43 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device, limit, stat
         assert {"floor", "streamed"} <= times.keys()
         assert ("prompt" in times) == (device == "cpu" or row["which"] == "forward")
         assert ("dstate1" in times) == (device == "cpu")
-    assert f"{2 * status} of 2 passes above {float(limit)} × the best path" in printed
+    assert "0 of 2 passes above 1000.0 × the best path" in printed
+
+
+class StandIn:
+    """For a worker that is asked for its device alone."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+
+    def send(self, question: str) -> None:
+        pass
+
+    def receive(self) -> str:
+        return "CPU"
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_chosen_path_that_is_too_slow_is_told(monkeypatch, capsys):
+    """By times that are given: two rounds of the chosen path, and of those that run the call."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    program = importlib.import_module("compare_paths")
+    milliseconds = {"chosen": 3.0, "streamed": 2.0, "floor": 9.0}
+    samples = [
+        {"forward": 2 * [[milliseconds[name]]]} if name in milliseconds else {}
+        for name in ("chosen", *program.PATHS)
+    ]
+    monkeypatch.setattr(program, "Worker", StandIn)
+    monkeypatch.setattr(program, "alternate", lambda *_: (None, samples))
+    for limit, status in ((1.6, 0), (1.4, 1)):
+        arguments = ("--device", "cpu", "--quick", "--only", "small rl", "--limit", str(limit))
+        monkeypatch.setattr(sys, "argv", ["compare_paths.py", *arguments])
+        assert program.main() == status
+        summary = f"{status} of 1 passes above {limit} × the best path\n"
+        slower = capsys.readouterr().out.partition(summary)[2].splitlines()
+        assert [line.split()[-2:] for line in slower] == status * [["1.500", "streamed"]]
 
 
 def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):

@@ -1,5 +1,6 @@
 """The operators in ONNX: what onnxruntime computes, against the references in float64."""
 
+import itertools
 import sys
 
 import pytest
@@ -58,6 +59,22 @@ def check(tmp_path, opset):
     return run
 
 
+def joined(calls):
+    """A function for `check` of the tensors of all calls, and these: in one program, since an
+    export has much to prepare. A call is a function of a backend and of its own tensors."""
+    calls = list(calls)
+
+    def function(backend, *tensors):
+        left, results = iter(tensors), []
+        for call, given in calls:
+            made = call(backend, *itertools.islice(left, len(given)))
+            results += [made] if isinstance(made, torch.Tensor) else made
+        return results
+
+    # Tensors of their own, for a program has no input twice.
+    return function, *(tensor.clone() for _, given in calls for tensor in given)
+
+
 def scanned(normal, seqlen=SEQLEN, groups=2, batch=BATCH):
     u, z = normal(2, batch, DIM, seqlen)
     B, C = normal(2, batch, groups, DSTATE, seqlen)
@@ -83,26 +100,20 @@ def scan_by(method):
 
 
 def test_methods(normal, check):
-    """In one program, since an export has much to prepare."""
-
-    def function(*given):
-        return [result for method in METHODS for result in scan_by(method)(*given)]
-
-    program = check(function, *scanned(normal))
+    program = check(*joined((scan_by(method), scanned(normal)) for method in METHODS))
     is_new = program.opset == 27
     assert program.operators["LinearAttention"] == len(METHODS) * is_new
     assert program.operators["Scan"] == len(METHODS) * (not is_new)
 
 
-@pytest.mark.parametrize("method", ["foh", "bilinear"])
-def test_steps_of_any_size(method, normal, check):
+def test_steps_of_any_size(normal, check):
     """foh's φ1 without cancellation near 0, and bilinear's factor where it is 0, or negative."""
     steps = torch.tensor([0.0, 1e-7, 1e-3, 0.5, 1.0, 2.0, 3.0, 30.0, 1.0])
     u, _, _, B, C, _, _, _, state = scanned(normal)
     A = -torch.tensor([[1.0, 2.0, 4.0]]).expand(DIM, DSTATE)
 
-    def function(backend, u, delta, A, B, C, state):
-        return selective_scan_fn(
+    def scan_by(method):
+        return lambda backend, u, delta, A, B, C, state: selective_scan_fn(
             *(u, delta, A, B, C),
             return_last_state=True,
             discretization_method=method,
@@ -110,27 +121,24 @@ def test_steps_of_any_size(method, normal, check):
             backend=backend,
         )
 
-    check(function, u, steps.expand(u.shape), A, B, C, state)
+    given = (u, steps.expand(u.shape), A, B, C, state)
+    check(*joined((scan_by(method), given) for method in ("foh", "bilinear")))
 
 
-@pytest.mark.parametrize(
-    ("B", "C", "reverse"),
-    [
-        ("constant", "constant", False),
-        ("constant", "grouped", True),
-        ("shared", "shared", True),
-    ],
-)
-def test_projections_and_directions(B, C, reverse, normal, check):
-    u, delta, A, B_grouped, C_grouped, *_ = scanned(normal)
+def test_projections_and_directions(normal, check):
+    u, delta, A, grouped, _, *_ = scanned(normal)
     constant, shared = normal(DIM, DSTATE), normal(BATCH, DSTATE, SEQLEN)
-    kinds = {"constant": constant, "shared": shared}
+    calls = [
+        (constant, constant, False),
+        (constant, grouped, True),
+        (shared, shared, True),
+    ]
 
-    def function(backend, u, delta, A, B, C):
-        options = {"return_last_state": True, "reverse": reverse, "backend": backend}
-        return selective_scan_fn(u, delta, A, B, C, delta_softplus=True, **options)
+    def scan(reverse):
+        options = {"return_last_state": True, "reverse": reverse, "delta_softplus": True}
+        return lambda backend, *given: selective_scan_fn(*given, **options, backend=backend)
 
-    check(function, u, delta, A, kinds.get(B, B_grouped), kinds.get(C, C_grouped).clone())
+    check(*joined((scan(reverse), (u, delta, A, B, C)) for B, C, reverse in calls))
 
 
 def test_complex_poles_are_pairs_of_states(normal, tmp_path):
@@ -207,19 +215,18 @@ def test_diagonal_scan(normal, check):
     check(function, *normal(2, BATCH, 3, SEQLEN), normal(BATCH, 3))
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_convolution(width, normal, check):
-    def function(backend, x, weight, bias, states):
+def test_convolution(normal, check):
+    def wide(backend, x, weight, bias, states):
         plain = causal_conv1d_fn(x, weight, backend=backend)
         options = {"return_final_states": True, "activation": "silu", "backend": backend}
-        return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)[:width]
+        return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)
 
-    states = normal(BATCH, DIM, width - 1)
-    given = (normal(BATCH, DIM, SEQLEN), normal(DIM, width), normal(DIM), states)
-    if width == 1:  # states of no element are no input of a program
-        check(lambda backend, *tensors: function(backend, *tensors, None), *given[:3])
-    else:
-        check(function, *given)
+    def narrow(backend, x, weight, bias):  # states of no element are no input of a program
+        return wide(backend, x, weight, bias, None)[:2]
+
+    x, bias = normal(BATCH, DIM, SEQLEN), normal(DIM)
+    calls = [(narrow, (x, normal(DIM, 1), bias))]
+    check(*joined([*calls, (wide, (x, normal(DIM, 4), bias, normal(BATCH, DIM, 3)))]))
 
 
 def test_convolution_is_one_operator(normal, check, opset):
@@ -230,24 +237,27 @@ def test_convolution_is_one_operator(normal, check, opset):
     assert (set(program.operators) == {"CausalConvWithState", "Unsqueeze"}) == (opset == 27)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_layer(bidirectional, normal, check):
+def test_layer(normal, check):
     rank, d_model = 2, 5
 
-    def function(backend, *tensors):
-        *given, A, D, bias = tensors
-        return mamba_inner_fn(
-            *(*given, None, A),
-            D=D,
-            delta_bias=bias,
-            bidirectional=bidirectional,
-            backend=backend,
-        )
+    def layer(bidirectional):
+        def function(backend, *tensors):
+            *given, A, D, bias = tensors
+            return mamba_inner_fn(
+                *(*given, None, A),
+                D=D,
+                delta_bias=bias,
+                bidirectional=bidirectional,
+                backend=backend,
+            )
+
+        return function
 
     shapes = [(DIM, 1, 4), (DIM,), (rank + 2 * DSTATE, DIM), (DIM, rank), (d_model, DIM)]
     weights = [normal(*shape) / shape[-1] ** 0.5 for shape in shapes]
     A = -normal(DIM, DSTATE).exp()
-    check(function, normal(BATCH, 2 * DIM, SEQLEN), *weights, A, normal(DIM), normal(DIM))
+    given = (normal(BATCH, 2 * DIM, SEQLEN), *weights, A, normal(DIM), normal(DIM))
+    check(*joined((layer(bidirectional), given) for bidirectional in (False, True)))
 
 
 def test_cross_scan(normal, check):
@@ -262,59 +272,63 @@ def test_cross_scan(normal, check):
     check(function, x, delta, A, B, C, D)
 
 
-@pytest.mark.parametrize("steps", [None, 3])
-def test_convolution_update(steps, normal, check):
+def test_convolution_update(normal, check):
     def function(backend, x, state, weight, bias):
         state = state.clone()
         return causal_conv1d_update(x, state, weight, bias, "silu", backend=backend), state
 
-    x = normal(BATCH, DIM) if steps is None else normal(BATCH, DIM, steps)
-    check(function, x, normal(BATCH, DIM, 5), normal(DIM, 4), normal(DIM))
+    others = normal(BATCH, DIM, 5), normal(DIM, 4), normal(DIM)
+    check(*joined((function, (normal(BATCH, DIM, *steps), *others)) for steps in ((), (3,))))
 
 
-@pytest.mark.parametrize("heads", [(), (2,)])
-@pytest.mark.parametrize("steps", [(), (3,)])
-def test_state_update(heads, steps, normal, check):
+def test_state_update(normal, check):
     def function(backend, state, x, dt, A, B, C, D, z, bias):
         state = state.clone()
         arguments = (state, x, dt, A, B, C, D, z, bias, True)
         options = {"discretization_method": "foh", "backend": backend}
         return selective_state_update(*arguments, **options), state
 
-    rows, channels = (BATCH, *steps, *heads, DIM), (*heads, DIM)
-    B, C = normal(2, BATCH, *steps, 2, DSTATE)
-    poles = -normal(*channels, DSTATE).exp()
-    x, dt, z = normal(3, *rows)
-    state = normal(BATCH, *channels, DSTATE)
-    check(function, state, x, dt, poles, B, C, normal(*channels), z, normal(*channels))
+    def tensors(steps, heads):
+        rows, channels = (BATCH, *steps, *heads, DIM), (*heads, DIM)
+        B, C = normal(2, BATCH, *steps, 2, DSTATE)
+        poles = -normal(*channels, DSTATE).exp()
+        x, dt, z = normal(3, *rows)
+        state = normal(BATCH, *channels, DSTATE)
+        return state, x, dt, poles, B, C, normal(*channels), z, normal(*channels)
+
+    sizes = itertools.product(((), (3,)), ((), (2,)))
+    check(*joined((function, tensors(*size)) for size in sizes))
 
 
-@pytest.mark.parametrize(("slot", "goes_on"), [(1, True), (2, False), (-1, True)])
-def test_prefill_of_one_sequence(slot, goes_on, normal, check):
+def test_prefill_of_one_sequence(normal, check):
     total, slots = 11, 3
 
-    def function(backend, u, states, conv_states, weight, delta, A, B, C, z, bounds):
-        states, conv_states = states.clone(), conv_states.clone()
-        where = {
-            "cache_indices": torch.tensor([slot]),
-            "has_initial_state": torch.tensor([goes_on]),
-        }
-        x = causal_conv1d_fn(
-            *(u[None], weight, None, None, None, False, None, "silu"),
-            cu_seqlens=bounds,
-            conv_states=conv_states,
-            **where,
-            backend=backend,
-        )
-        arguments = (u, states, delta, A, B, C, None, z, None, True)
-        y = selective_scan_prefill(*arguments, cu_seqlens=bounds, **where, backend=backend)
-        return x, conv_states, y, states
+    def prefill(slot, goes_on):
+        def function(backend, u, states, conv_states, weight, delta, A, B, C, z, bounds):
+            states, conv_states = states.clone(), conv_states.clone()
+            where = {
+                "cache_indices": torch.tensor([slot]),
+                "has_initial_state": torch.tensor([goes_on]),
+            }
+            x = causal_conv1d_fn(
+                *(u[None], weight, None, None, None, False, None, "silu"),
+                cu_seqlens=bounds,
+                conv_states=conv_states,
+                **where,
+                backend=backend,
+            )
+            arguments = (u, states, delta, A, B, C, None, z, None, True)
+            y = selective_scan_prefill(*arguments, cu_seqlens=bounds, **where, backend=backend)
+            return x, conv_states, y, states
+
+        return function
 
     u, delta, z = normal(3, DIM, total)
     pools = normal(slots, DIM, DSTATE), normal(slots, DIM, 3)
     B, C = normal(2, 2, DSTATE, total)
     A, bounds = -normal(DIM, DSTATE).exp(), torch.tensor([2, 9])
-    check(function, u, *pools, normal(DIM, 4), delta, A, B, C, z, bounds)
+    given = (u, *pools, normal(DIM, 4), delta, A, B, C, z, bounds)
+    check(*joined((prefill(*kind), given) for kind in ((1, True), (2, False), (-1, True))))
 
 
 def test_step_through_a_stack(normal, check):

@@ -27,7 +27,7 @@ def cases():
         for B, C in itertools.product(COMPLEX_KINDS if is_complex else REAL_KINDS, repeat=2):
             yield base.with_(B=B, C=C, groups=1, seqlen=9)
         yield from (base.with_(groups=groups, seqlen=9) for groups in (3, 6))
-        yield from (base.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 1000))
+        yield from (base.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 300))
         yield base.with_(cotangents=("out",))
         yield base.with_(cotangents=("last_state",))
 

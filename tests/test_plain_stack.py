@@ -452,7 +452,7 @@ def test_compiled_code_calls_the_operator(kind):
 # --- many steps -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1500, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1500, pytest.param(20_000, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_many_steps_do_not_drift(steps):
     """Token after token is as near to fp64 at the end as the modules are in fp32. Those take many
