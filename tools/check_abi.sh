@@ -5,7 +5,7 @@
 #
 #   check_abi.sh PYTHON FOLDER TORCH...
 #     PYTHON   of the environment that builds
-#     FOLDER   for the wheel and the other environments, one at a time, since each takes several GB
+#     FOLDER   for the wheel and the other environments, each of which takes several GB
 #     TORCH    what pip installs into each of them, such as torch==2.15.0
 #   OTHER_PYTHON, when set, makes the other environments (default: PYTHON): the wheel is for all.
 set -euo pipefail
@@ -18,14 +18,27 @@ root=$PWD
 tests=(tests/test_{batching,causal_conv1d_update,compile,derivatives,mamba_mixer,operator,s6}.py)
 test_needs=(hypothesis numpy 'pytest<9.2' pytest-xdist scipy)
 
+install() {
+  local environment=$folder/$1
+  "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
+  "$environment/bin/python" -m pip install --quiet --no-cache-dir "$1" "${test_needs[@]}"
+}
+
+# To unpack them keeps a core busy for minutes each, so they are made at the same time.
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+installs=()
+for torch in "$@"; do
+  install "$torch" &
+  installs+=($!)
+done
+
 rm -rf "$folder/wheel"
 USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \
   "$python" -m pip wheel . --no-build-isolation --no-deps --wheel-dir "$folder/wheel"
+for process in "${installs[@]}"; do wait "$process"; done
 
 for torch in "$@"; do
   environment=$folder/$torch
-  "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
-  "$environment/bin/python" -m pip install --quiet --no-cache-dir "$torch" "${test_needs[@]}"
   "$environment/bin/python" -m pip install --quiet --no-deps "$folder"/wheel/*.whl
 
   # Not by python -m, which would import the source tree's package instead of the wheel's.
