@@ -181,7 +181,7 @@ def core(bindings_folder):
     """The scalar core of csrc/core as a Python module, compiled once per version of the sources."""
     import core_build
 
-    # It is called for few numbers, so that the compiler's work would be most of all.
+    # Tests call it for few numbers, so optimising it would take longer than it saves.
     return core_build.load(bindings_folder, flags=("-O0",))
 
 

@@ -82,7 +82,11 @@ def special_cases():
         for names in (("u",), ("delta", "z")):
             yield layouts.case_on("cuda", dtype=dtype, layout="channel_last", layout_of=names)
         yield from (base.with_(dtype=dtype) for base in (prompt.BASE, prompt.WIDE, prompt.LONG))
+        yield prompt.BASE.with_(dtype=dtype, seqlen=201)
         yield prompt.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
+        # Two states a lane.
+        yield prompt.WIDE.with_(dtype=dtype, batch=3, seqlen=200)
+        yield prompt.WIDE.with_(dtype=dtype, batch=3, dim=1096, layout="channel_last", seqlen=100)
         yield prompt.BASE.with_(dtype=dtype, dim=24, groups=2, layout="channel_last", seqlen=161)
         yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
         yield from (dstate1.FEW.with_(dtype=dtype, seqlen=n) for n in (1032, 1304))

@@ -126,7 +126,7 @@ def test_steps_of_any_size(normal, check):
 
 
 def test_projections_and_directions(normal, check):
-    u, delta, A, grouped, _, *_ = scanned(normal)
+    u, delta, A, grouped, *_ = scanned(normal)
     constant, shared = normal(DIM, DSTATE), normal(BATCH, DSTATE, SEQLEN)
     calls = [
         (constant, constant, False),

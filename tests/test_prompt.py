@@ -63,7 +63,7 @@ def large_cases():
     yield LONG.with_(decay=1e-3, seqlen=3000)
 
 
-# What is left to other kernels otherwise.
+# Longer sequences, fewer states and more channels; most of it is left to other kernels otherwise.
 OTHERS = (
     BASE.with_(seqlen=2056),
     BASE.with_(seqlen=2056, decay=1e-3, dtype=torch.bfloat16, dim=300, groups=3, batch=1),

@@ -135,5 +135,5 @@ def test_a_kernel_compiles_for_cuda(tree, tmp_path, name):
     path = tmp_path / f"{name}.cu"
     path.write_text(dataclasses.replace(source, structs=structs).text(NAME))
     flags = ("-std=c++20", "--expt-relaxed-constexpr", "-arch=sm_90", f"-I{tree / 'csrc'}")
-    soon = ("-Xcicc", "-O1", "-Xptxas", "-O0")  # nothing runs
-    run(nvcc, *flags, *soon, "-cubin", path, "-o", tmp_path / "kernel.cubin", cwd=tree)
+    unoptimised = ("-Xcicc", "-O1", "-Xptxas", "-O0")  # nothing runs
+    run(nvcc, *flags, *unoptimised, "-cubin", path, "-o", tmp_path / "kernel.cubin", cwd=tree)

@@ -40,6 +40,8 @@ struct Figures {
     /// multiprocessor has.
     int64_t prompt_steps = 3072;
     int64_t prompt_channel_steps = 680;
+    /// prompt's lanes have one state each where a multiprocessor then has no more scanning warps.
+    int prompt_scanners = 8;
 
     /// streamed, which has no segments of constant B and C, takes sequences that are not short if
     /// it has so many warps a multiprocessor.

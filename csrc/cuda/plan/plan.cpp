@@ -1,7 +1,7 @@
 // Which path is the better choice for a call: the rules, and nothing else.
 //
-// The first path of prompt, narrow, dstate1 and streamed that can run a call and is
-// preferred takes it, else the floor. figures.h has the numbers.
+// The first path of prompt, narrow, dstate1 and streamed that can run a call and is preferred takes
+// it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
 

@@ -6,6 +6,7 @@
 #include "../prompt/layout.h"
 #include "../prompt/plan.h"
 #include "arrays.h"
+#include "figures.h"
 
 namespace selective_scan::cuda::prompt {
 namespace {
@@ -123,11 +124,11 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
-  // More warps than these are held up by shared memory, of which two states a lane take less; with
-  // one state there is not room for as many channels, either.
-  constexpr int kMostScanners = 8;
+  // Two states a lane take less of shared memory's time, which holds up many warps, and leave room
+  // for more channels.
   const Refusal refusal = divide<Shape<1>>(params, device, plan);
-  if (refusal || (plan.waves == 1 && plan.scanners <= kMostScanners)) return refusal;
+  if (refusal || (plan.waves == 1 && plan.scanners <= figures_of(device).choice.prompt_scanners))
+    return refusal;
   ForwardPlan two_states;
   if (divide<Shape<2>>(params, device, two_states) || two_states.waves > plan.waves) return {};
   plan = two_states;

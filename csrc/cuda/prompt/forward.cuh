@@ -4,7 +4,7 @@
 // kStates states of one of these and walks through all of time. With one state a lane there are
 // four times as many warps as in the streamed kernels, so that few channels fill the device. The
 // other warps make what these read, a chunk ahead: Δ and Δ·u, once per (channel, step), and B and C
-// in fp32. They take the place of scanning warps that schedulers would lack otherwise.
+// in fp32. There are as many of these where a block has room, since each waits most of the time.
 //
 // Makers and scanners wait for each other at a barrier of each buffer. Arrays come to makers by
 // asynchronous copies, as they lie in memory; each thread converts what it has copied itself, and
@@ -13,8 +13,9 @@
 // and C along steps or states: see pieces.cuh for what a lane moves of either, maker.cuh and
 // scanner.cuh for the two kinds of warps.
 //
-// Shared memory: raw B and C, two chunks of B and C in fp32, raw u and delta, then for each
-// scanning warp two chunks of rows, planes, and its channels' delta_bias and D: see Shape.
+// Shared memory: raw B and C, two chunks of B and C in fp32, for each scanning warp its planes, two
+// chunks of rows, its channels' delta_bias and D, and y where rows lie along channels, then raw u
+// and delta: see Shape.
 //
 // Bound by: latency for short sequences; then accesses to shared memory, half of which are parts of
 // y, and of more channels issue slots.

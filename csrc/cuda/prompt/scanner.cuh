@@ -43,7 +43,7 @@ class Scanner {
     float* const planes = shared.planes(warp);
     parts_ = planes + role.channel * S::kPlanes + role.part * S::kRow;
     sum_parts_ =
-        planes + sums_.channel * S::kPlanes + sums_.share * kSumParts * S::kRow + sums_.step;
+        planes + sums_.channel * S::kPlanes + sums_.share * kBlocksPerChunk * S::kRow + sums_.step;
 #pragma unroll
     for (int i = 0; i < Pieces::kLength; ++i) {
       D_.v[i] = shared.skips(pieces_.scanner)[pieces_.channel_of(i)];
@@ -122,10 +122,9 @@ class Scanner {
                                       Pack<uint32_t, sizeof(Elements) / sizeof(uint32_t)>>;
 
   // The lanes of a channel add up y of a half: kSumLanes of them the same four steps, each a share
-  // of the parts.
+  // of the parts, which has one for each block of the other half.
   static constexpr int kSumLanes = S::kLanes / kBlocksPerChunk;
-  static constexpr int kSumParts = S::kLanes / kSumLanes;
-  static_assert(kSumParts == kBlocksPerChunk);  // one part for each block of the other half
+  static_assert(kSumLanes * kBlocksPerChunk == S::kLanes);
   struct LaneSums {
     int channel = threadIdx.x % kWarpSize / S::kLanes;
     int share = threadIdx.x % S::kLanes / kBlocksPerChunk;
@@ -223,7 +222,7 @@ class Scanner {
   __device__ __forceinline__ void finish_last_half(int half) {
     Quad sum;
 #pragma unroll
-    for (int part = 0; part < kSumParts; ++part) add_part(half, part, sum);
+    for (int part = 0; part < kBlocksPerChunk; ++part) add_part(half, part, sum);
     keep_sum(half, sum);
     finish(steps_left_);
   }
