@@ -15,8 +15,10 @@ from problem import Case, Error, generator, tolerance
 COUNT = 60
 # Of u, and of all states that are gone through: a call is drawn again where it has more.
 MOST_ELEMENTS, MOST_UPDATES = 1 << 21, 1 << 25
-# Roundings of a path and of the floor are two times one, over sums of any size.
+# Roundings of a path and of the floor are two times one, over sums of any size. A gradient of few
+# numbers may be what is left of terms that cancel, against which its error is large.
 FACTOR = 20
+FEW, FACTOR_OF_FEW = 16, 400
 
 
 def case_of(call, choose) -> Case:
@@ -79,5 +81,6 @@ def test_a_path_gives_what_the_floor_gives(index, cuda_device, request):
         allowed = tolerance(name, value.dtype, case.is_double, "cuda")
         wide = torch.complex128 if value.is_complex() else torch.float64
         error = Error.of(value.to(wide), expected[name].to(wide))
-        bound = FACTOR * allowed.arithmetic + 2 * allowed.rounding
+        factor = FACTOR_OF_FEW if value.numel() < FEW else FACTOR
+        bound = factor * allowed.arithmetic + 2 * allowed.rounding
         assert error.relative_l2 <= bound, f"{case}: {name}: {error}"
