@@ -84,12 +84,16 @@ def test_sizes(sizes, device):
 
 
 @pytest.mark.parametrize("is_differentiated", [False, True])
-@pytest.mark.parametrize("nothing", ["batch", "dim"])
+@pytest.mark.parametrize("nothing", ["batch", "expanded batch", "dim"])
 def test_nothing(nothing, is_differentiated, device):
-    """Maps of no numbers count as contiguous however their rows lie, so no copy makes them so."""
+    """Maps of no numbers count as contiguous however their rows lie, so no copy makes them so.
+    Their strides may be 0, and gradients have the same."""
     x, delta, A, B, C, D, delta_bias = make(torch.float32)
     if nothing == "batch":
         x, delta, B, C = x[:0], delta[:0], B[:0], C[:0]
+    elif nothing == "expanded batch":
+        x, B, C = x[:0], B[:0], C[:0]
+        delta = delta[:1, ..., :1, :1].expand(0, *delta.shape[1:])
     else:
         x, A, D, delta_bias = x[:, :0], A[:, :0], D[:, :0], delta_bias[:, :0]
         delta = delta[:, :, :0]

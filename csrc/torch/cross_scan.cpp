@@ -36,8 +36,8 @@ Tensor by_rows(const Tensor& map) {
   const int64_t width = sizes.back(), height = sizes[sizes.size() - 2];
   const int64_t step = width > 1 ? strides.back() : strides[sizes.size() - 2];
   // A map of nothing counts as contiguous whatever its strides are, so a copy would change none.
-  const bool is_even = map.numel() == 0 || height < 2 || width < 2 ||
-                       strides[sizes.size() - 2] == width * step;
+  const bool is_even =
+      map.numel() == 0 || height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
   if (!is_even) return by_rows(as_contiguous(map));
   sizes.pop_back();
   strides.pop_back();
