@@ -207,9 +207,10 @@ def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
 
 def check_changed(name: str, tensor: Tensor) -> None:
     """Elements that share memory would have no one value."""
-    if any(
+    shares = any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
+    )
+    if shares and tensor.numel() > 0:
         fail(f"{name} must have no stride of 0, got strides {tensor.stride()}")
 
 

@@ -34,6 +34,17 @@ def test_indices_of_no_slot(name, device):
         assert torch.equal(arguments["state"], padded["state"])
 
 
+@pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
+def test_a_state_of_no_rows_may_have_strides_of_0(function, device):
+    """No elements share memory where there are none."""
+    arguments = make(Case(), device)
+    for name in ("state", "x", "dt", "B", "C", "z"):
+        arguments[name] = arguments[name][:0]
+    arguments["state"] = arguments["state"][..., :1].expand(*arguments["state"].shape)
+    assert arguments["state"].stride(-1) == 0
+    assert function(**arguments).shape == arguments["x"].shape
+
+
 # --- as PyTorch sees it ---------------------------------------------------------------------------
 
 

@@ -83,6 +83,31 @@ def test_sizes(sizes, device):
     check(make(torch.float32, **sizes), device, torch.float32, delta_softplus=True)
 
 
+@pytest.mark.parametrize("is_differentiated", [False, True])
+@pytest.mark.parametrize("nothing", ["batch", "expanded batch", "dim"])
+def test_nothing(nothing, is_differentiated, device):
+    """Maps of no numbers count as contiguous however their rows lie, so no copy makes them so.
+    Their strides may be 0, and gradients have the same."""
+    x, delta, A, B, C, D, delta_bias = make(torch.float32)
+    if nothing == "batch":
+        x, delta, B, C = x[:0], delta[:0], B[:0], C[:0]
+    elif nothing == "expanded batch":
+        x, B, C = x[:0], B[:0], C[:0]
+        delta = delta[:1, ..., :1, :1].expand(0, *delta.shape[1:])
+    else:
+        x, A, D, delta_bias = x[:, :0], A[:, :0], D[:, :0], delta_bias[:, :0]
+        delta = delta[:, :, :0]
+    tensors = [t.to(device) for t in (x, delta, A, B, C, D, delta_bias)]
+    if not is_differentiated:
+        assert cross_scan_fn(*tensors).shape == x.shape
+        return
+    out, *gradients = results(cross_scan_fn, [t.requires_grad_() for t in tensors], x)
+    assert out.shape == x.shape
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+        assert gradient.shape == tensor.shape
+        assert not gradient.any()
+
+
 @pytest.mark.parametrize("left_out", [("D",), ("delta_bias",), ("D", "delta_bias")], ids=str)
 def test_without(left_out, device):
     given = dict(zip(NAMES, make(torch.float64), strict=True))

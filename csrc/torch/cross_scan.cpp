@@ -30,12 +30,14 @@ Tensor turned(const Tensor& map) {
 }
 
 /// A map, (..., height, width), by its rows, (..., height·width): a view where their places are
-/// evenly spaced, else a copy.
+/// evenly spaced or there are none, else a copy.
 Tensor by_rows(const Tensor& map) {
   Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
   const int64_t width = sizes.back(), height = sizes[sizes.size() - 2];
   const int64_t step = width > 1 ? strides.back() : strides[sizes.size() - 2];
-  const bool is_even = height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
+  // A map of nothing counts as contiguous whatever its strides are, so a copy would change none.
+  const bool is_even =
+      map.numel() == 0 || height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
   if (!is_even) return by_rows(as_contiguous(map));
   sizes.pop_back();
   strides.pop_back();

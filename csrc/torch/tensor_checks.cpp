@@ -207,6 +207,7 @@ void check_shape_of(const char* name, const Tensor& tensor, const char* other_na
 
 void check_changed(const char* name, const Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
+  if (tensor.numel() == 0) return;
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] < 2 || strides[i] != 0) continue;
     fail(name, " must have no stride of 0, got strides ", strides_text(tensor));
