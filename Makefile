@@ -36,7 +36,7 @@ CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 .PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
-  check-abi check-wheel asan sanitize clean FORCE
+  abi-environments check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -135,8 +135,11 @@ format: $(ENV)/linters.stamp
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+abi-environments: $(ENV)/bin/python
+	tools/check_abi.sh environments $(BIN)/python build/abi $(ABI_TORCH)
+
 check-abi: build
-	tools/check_abi.sh $(BIN)/python build/abi $(ABI_TORCH)
+	tools/check_abi.sh check $(BIN)/python build/abi $(ABI_TORCH)
 
 check-wheel:
 	$(MAKE) wheel WHEEL=cpu
