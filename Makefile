@@ -52,6 +52,7 @@ help:
 	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
 	@echo "make check-abi   one wheel, tested under other PyTorches ($(ABI_TORCH))"
+	@echo "make abi-environments  the environments of check-abi alone, which takes most of its time"
 	@echo "make check-wheel the CPU wheel, made and installed where there is no compiler"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
