@@ -36,7 +36,7 @@ CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
 .PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
-  check-abi check-wheel asan sanitize clean FORCE
+  abi-environments check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +52,7 @@ help:
 	@echo "make docs        the documentation as a site, in build/docs"
 	@echo "make lint        ruff, clang-format and the generated tables, checks only; make format applies them"
 	@echo "make check-abi   one wheel, tested under other PyTorches ($(ABI_TORCH))"
+	@echo "make abi-environments  the environments of check-abi alone, which takes most of its time"
 	@echo "make check-wheel the CPU wheel, made and installed where there is no compiler"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
@@ -135,8 +136,11 @@ format: $(ENV)/linters.stamp
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+abi-environments: $(ENV)/bin/python
+	tools/check_abi.sh environments $(BIN)/python build/abi $(ABI_TORCH)
+
 check-abi: build
-	tools/check_abi.sh $(BIN)/python build/abi $(ABI_TORCH)
+	tools/check_abi.sh check $(BIN)/python build/abi $(ABI_TORCH)
 
 check-wheel:
 	$(MAKE) wheel WHEEL=cpu

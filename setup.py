@@ -8,6 +8,7 @@ Environment variables:
                                 "all", "9.0-virtual" for PTX alone; unset, those of the GPUs that
                                 are there, else all
     SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
+    SELECTIVE_SCAN_NVCC_FLAGS   more flags of nvcc, such as "-Xptxas -O0"
     MAX_JOBS                    how many files are compiled at a time
     SELECTIVE_SCAN_WHEEL        cpu, cu12 or cu13: what a release's wheel holds; it is a part of the
                                 version, as in 0.1.0+cu13 (tools/build_wheel.sh sets it)
@@ -225,7 +226,7 @@ def nvcc_flags(plan: CudaPlan, debug: bool) -> list[str]:
         flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
     for architecture in plan.architectures:
         flags += architecture.nvcc_flags()
-    return flags
+    return [*flags, *os.environ.get("SELECTIVE_SCAN_NVCC_FLAGS", "").split()]
 
 
 def link_flags(torch_libraries: list[str], debug: bool, sanitize: bool) -> list[str]:

@@ -23,11 +23,24 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(items):
-    """Tests of a compiled module are run by the process that compiles it; others would wait."""
+def pytest_collection_modifyitems(config, items):
+    """Tests of a compiled module are run by the process that compiles it; others would wait.
+
+    Half of all tests are on CUDA. Where that cannot be tested they are left out here, since to skip
+    each as it is run takes a minute in all; `pytest_terminal_summary` says so."""
     for item in items:
         for name in {"core", "plan_bindings", "functions"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
+        if "cuda_device" in item.fixturenames:
+            item.add_marker(pytest.mark.cuda)
+    if why_no_cuda():
+        config.hook.pytest_deselected(items=[it for it in items if it.get_closest_marker("cuda")])
+        items[:] = [it for it in items if not it.get_closest_marker("cuda")]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if reason := why_no_cuda():
+        terminalreporter.write_line(f"The tests on CUDA were left out: {reason}")
 
 
 def seed_text() -> str:
@@ -46,32 +59,29 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def why_unavailable(device: str) -> str | None:
-    """Why a device cannot be tested here, None if it can."""
-    if device == "cuda" and not torch.cuda.is_available():
+def why_no_cuda() -> str | None:
+    """Why CUDA cannot be tested here, None if it can."""
+    if not torch.cuda.is_available():
         return "no CUDA device"
     from selective_scan import backends
 
-    status = backends()[device]
-    return None if status.available else f"the {device} backend is unavailable: {status.reason}"
+    status = backends()["cuda"]
+    return None if status.available else f"the cuda backend is unavailable: {status.reason}"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request) -> str:
     """Every test that takes `device` runs on the CPU kernels and on the CUDA kernels.
 
-    A CUDA device may be missing; the CPU library is always built, so its absence fails.
+    A CUDA device may be missing, and then those are not collected; the CPU library is always built,
+    so its absence fails.
     """
-    if request.param == "cuda" and (reason := why_unavailable("cuda")):
-        pytest.skip(reason)
     return request.param
 
 
 @pytest.fixture
 def cuda_device() -> str:
     """For tests that make sense on CUDA alone."""
-    if reason := why_unavailable("cuda"):
-        pytest.skip(reason)
     return "cuda"
 
 
@@ -108,8 +118,6 @@ def ranks(request, tmp_path_factory):
 
     count = 4
     if request.param == "cuda":
-        if reason := why_unavailable("cuda"):
-            pytest.skip(reason)
         gpus = torch.cuda.device_count()
         if gpus < 2:
             pytest.skip(f"needs two GPUs, there are {gpus}")

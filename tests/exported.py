@@ -1,5 +1,6 @@
 """Programs of ONNX that onnxruntime runs."""
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -8,11 +9,16 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import torch
+from onnxscript.values import TracedOnnxFunction
 from torch import Tensor, nn
 
 from selective_scan.onnx import export
 
 OPSETS = (27, 18)
+
+# At each export PyTorch asks this of 500 functions, and onnxscript parses the source of each anew,
+# which takes a second in all.
+TracedOnnxFunction.function_ir = property(functools.cache(TracedOnnxFunction.function_ir.fget))
 
 
 class Call(nn.Module):

@@ -176,21 +176,18 @@ def cuda_program(path):
     return f"import test_capabilities; test_capabilities.check_cuda_path({path!r})"
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("path", CUDA_PATHS)
 def test_a_cuda_path(cuda_device, path):
     skip_without_path(path)
     run_on_path(path, cuda_program(path))
 
 
-@pytest.mark.cuda
 def test_a_cuda_path_that_cannot_run_a_call_says_why(cuda_device):
     result = run("dstate1", "-c", cuda_program("streamed"), variable=CUDA_VARIABLE)
     expected = f"{CUDA_VARIABLE}=dstate1 cannot run this call: dstate must be 1, got 5"
     assert expected in result.stderr
 
 
-@pytest.mark.cuda
 def test_a_step_that_a_gpu_has_no_kernel_for_says_why(cuda_device):
     if has_step():
         pytest.skip("this GPU has the kernel")
@@ -199,7 +196,6 @@ def test_a_step_that_a_gpu_has_no_kernel_for_says_why(cuda_device):
         step.s6_step(**step.make(step.BASE, cuda_device))
 
 
-@pytest.mark.cuda
 def test_unknown_cuda_kernels_are_named(cuda_device):
     result = run("fastest", "-c", cuda_program("floor"), variable=CUDA_VARIABLE)
     names = "unset, dstate1, streamed, floor, narrow or prompt"

@@ -335,7 +335,6 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
             assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
     x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))
@@ -375,7 +374,6 @@ def test_large_problems_match_the_reference(case, device):
 MANY_STEPS = Case(dim=1024, seqlen=2100, layout="channel_last")
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     "case",
     [

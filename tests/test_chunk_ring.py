@@ -20,7 +20,6 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc", path=f"{home}/bin" if home else None) or shutil.which("nvcc")
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     "flags", [(), ("-DSELECTIVE_SCAN_NO_BULK_COPY",)], ids=["native", "general"]
 )

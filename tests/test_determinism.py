@@ -81,7 +81,6 @@ def test_runs_agree_bit_by_bit(case, device):
     check_repeatable(case, device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", ON_CUDA, ids=str)
 def test_runs_of_streamed_and_other_kernels_agree_bit_by_bit(case, cuda_device):
     check_repeatable(case, cuda_device)

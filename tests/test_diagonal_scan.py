@@ -330,7 +330,6 @@ def test_opcheck(case, device):
 # --- CUDA alone -----------------------------------------------------------------------------------
 
 
-@pytest.mark.cuda
 def test_side_stream_and_graph(cuda_device):
     a = torch.rand(4, 3000, device=cuda_device)
     b = torch.randn(4, 3000, device=cuda_device)

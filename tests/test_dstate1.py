@@ -104,7 +104,6 @@ def test_outputs_and_gradients(case, device):
     check(case, device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", [*many_channels(), *large_tiles()], ids=str)
 def test_many_channels(case, cuda_device):
     check(case, cuda_device)

@@ -121,7 +121,6 @@ def assert_equal_but_for_rounding(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=2**-6, atol=atol)
 
 
-@pytest.mark.cuda
 @pytest.mark.xdist_group("gpu_memory")  # one at a time
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("what", LARGE)

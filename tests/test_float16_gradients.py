@@ -65,7 +65,6 @@ def test_methods(name, method, device):
     assert_as_good_as_rounded(CASES[name].with_(method=method), device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("name", list(LARGE))
 def test_large_calls(name, cuda_device):
     assert_as_good_as_rounded(LARGE[name], cuda_device)

@@ -111,7 +111,6 @@ def solved(tmp_path_factory) -> dict:
     return capabilities.solved_on_path("floor", "test_floor", tmp_path_factory)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case, cuda_device, request):
     results = request.getfixturevalue("solved")[str(case)]
@@ -119,11 +118,9 @@ def test_matches_the_reference(case, cuda_device, request):
     check_results(case, results, "cuda", "the floor")
 
 
-@pytest.mark.cuda
 def test_what_is_wanted_alone(cuda_device):
     capabilities.run_on_path("floor", "import test_floor; test_floor.check_alone()")
 
 
-@pytest.mark.cuda
 def test_runs_agree_bit_by_bit(cuda_device):
     capabilities.run_on_path("floor", "import test_floor; test_floor.check_all_repeatable()")

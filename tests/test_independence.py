@@ -119,7 +119,6 @@ CUDA_CASES = {
 }
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("kind", list(CUDA_CASES))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)

@@ -453,7 +453,6 @@ def test_the_op_takes_bilinear_alone():
         torch.ops.selective_scan.matrix_scan_fwd(*arguments)
 
 
-@pytest.mark.cuda
 def test_cuda_takes_64_states(cuda_device):
     case = BASE.with_(dstate=65, seqlen=2)
     tensors = {name: value.to(cuda_device) for name, value in tensors_of(case).items()}

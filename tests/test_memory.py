@@ -128,7 +128,6 @@ def test_large_results_ask_for_huge_pages(seeded):
     assert "hg" in flags_of_memory(middle)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     ("batch", "dim", "seqlen", "dstate", "tile_channels"),
     [(8, 1280, 128, 256, 12), (44, 168, 304, 64, 24)],

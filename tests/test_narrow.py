@@ -47,7 +47,6 @@ FEW = [
 ]
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_and_gradients(case, cuda_device):
     check(case, cuda_device)

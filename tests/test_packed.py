@@ -98,7 +98,6 @@ def test_packed(case, device):
     check(case, device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
 def test_sequences_that_are_cut_beside_those_that_share_a_segment(reverse, cuda_device):
     check(LONG.with_(**MANY_CHANNELS, reverse=reverse, layout="channel_last"), cuda_device)
@@ -212,7 +211,6 @@ def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device)
 # --- bad boundaries -------------------------------------------------------------------------------
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", BAD_BOUNDS)
 @pytest.mark.parametrize("dim", DIMS)
@@ -345,7 +343,6 @@ def test_mamba_inner(bidirectional, device):
 # --- on a GPU -------------------------------------------------------------------------------------
 
 
-@pytest.mark.cuda
 def test_it_does_not_synchronize(cuda_device):
     """A synchronizing call inside would be an error in this mode."""
     inputs, options = inputs_on(BASE, cuda_device), options_on(BASE, cuda_device)
@@ -356,7 +353,6 @@ def test_it_does_not_synchronize(cuda_device):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize(
     "changes",
     [
@@ -371,7 +367,6 @@ def test_streamed(changes, cuda_device):
     check(LONG.with_(**MANY_CHANNELS).with_(**changes), cuda_device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_device):
     """Of a sequence that is longer than what stays whole a part stays whole, where other segments
@@ -393,7 +388,6 @@ def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_devi
             assert error <= 3e-5 * alone[name].norm(), (index, name)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("dim", [40, 1800])  # the floor and the streamed kernels
 def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
     case = BASE.with_(seqlen=600, dim=dim, cu_seqlens=(0, 30, 300, 301, 600))

@@ -143,7 +143,6 @@ def test_what_is_not_finite_stays_in_its_sequence(device):
     assert h[..., 64:].isfinite().all()
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("bounds", [(0, 50, 40, 130), (-9, 60), (0, 900), (90, -9, 90, 2**40)])
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, cuda_device):

@@ -111,13 +111,11 @@ def test_outputs_and_gradients(case, device):
     check(case, device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", list(dict.fromkeys(large_cases())), ids=str)
 def test_large_calls(case, cuda_device):
     check(case, cuda_device)
 
 
-@pytest.mark.cuda
 def test_outputs_of_other_calls(cuda_device):
     skip_without_path("prompt")
     capabilities.run_on_path("prompt", "import test_prompt; test_prompt.check_others()")

@@ -66,7 +66,6 @@ def by_the_floor(tmp_path_factory) -> list[dict[str, torch.Tensor | None]]:
     return capabilities.solved_on_path("floor", "test_random_paths", tmp_path_factory)
 
 
-@pytest.mark.cuda
 @pytest.mark.xdist_group("random paths")
 @pytest.mark.parametrize("index", range(COUNT))
 def test_a_path_gives_what_the_floor_gives(index, cuda_device, request):

@@ -60,7 +60,6 @@ def test_values_that_name_nothing(name, device):
         assert torch.equal(arguments["states"], other["states"])
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("every", [1, 3, 64])
 def test_bad_values_do_no_harm(every, cuda_device):
     """What comes out has no meaning, but the call ends, and memory is left alone."""
@@ -106,7 +105,6 @@ def test_other_lengths_and_boundaries_do_not_compile_again(device):
     assert len(graphs) == 1
 
 
-@pytest.mark.cuda
 def test_a_captured_call_takes_other_values(cuda_device):
     case = Case(u=BF16, states=BF16, layout="channel_last")
     arguments = make(case, cuda_device)

@@ -95,7 +95,6 @@ def test_inductor_changes_the_state_in_place(with_out, device):
     assert out is None or torch.equal(2 * out, result)
 
 
-@pytest.mark.cuda
 def test_in_a_cuda_graph_with_changing_indices(cuda_device):
     arguments = make(Case(batch=4, dim=1536, indices=torch.int32), cuda_device)
     copy = arguments | {

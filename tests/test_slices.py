@@ -27,7 +27,6 @@ SLICES = [
 ]
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", SLICES, ids=str)
 def test_slices(case, cuda_device):
     check(case, cuda_device)
@@ -53,7 +52,6 @@ COPIES = [
 ]
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", COPIES, ids=str)
 def test_copies(case, cuda_device):
     check(case, cuda_device)

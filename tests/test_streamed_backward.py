@@ -64,13 +64,11 @@ def cases():
         yield few.with_(layout="channel_last", dtype=torch.bfloat16, dstate=dstate, seqlen=33)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
 def test_outputs_and_gradients(case, cuda_device):
     check(case, cuda_device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("dim", [64, 96, 500, 800, 1700, 3300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_tiles(dim, dtype, cuda_device):
@@ -79,7 +77,6 @@ def test_sums_over_tiles(dim, dtype, cuda_device):
     check(REAL.with_(batch=1, dim=dim, seqlen=300, dtype=dtype), cuda_device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("kind", ["real", "four warps a channel", "complex"])
 def test_sums_of_many_sequences(kind, cuda_device):
     """More work than the blocks that convert B and C, and that add up tiles, are launched for."""
@@ -112,7 +109,6 @@ def check_large(case, device):
         assert error.relative_l2 < limit, (name, error)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tiles_in_two_parts(kind, dtype, cuda_device):
@@ -129,7 +125,6 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
     check_large(case, cuda_device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "constant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tiles", [7, 9])
@@ -148,7 +143,6 @@ def test_tiles_that_share_partial_sums(tiles, kind, dtype, cuda_device):
     check_large(case, cuda_device)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_of_length_zero(method, is_complex, cuda_device):
@@ -170,7 +164,6 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
     assert Error.of(actual.double(), exact).relative_l2 < 1e-5
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
 @pytest.mark.parametrize("kind", [*KINDS, "complex constant", "few channels", "dstate 1", "floor"])
 def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
@@ -223,7 +216,6 @@ def ddelta_by_foh(u, delta, A, B, C):
     return result[None]
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_poles_of_any_size(kind, dtype, cuda_device):
@@ -260,7 +252,6 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
             assert worst < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("seqlen", [70, 1100])  # in one piece, in segments
 @pytest.mark.parametrize("has_last_state", [False, True])
 @pytest.mark.parametrize("scaled", ["B", "C"])

@@ -54,7 +54,6 @@ def solved(tmp_path_factory) -> dict:
     return capabilities.solved_on_path("streamed", "test_streamed_kernels", tmp_path_factory)
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_reference(case, cuda_device, request):
     check_results(case, request.getfixturevalue("solved")[str(case)], "cuda", "streamed")

@@ -47,7 +47,6 @@ def cases():
     yield from (REAL.with_(dstate=1, seqlen=seqlen, complex=True) for seqlen in (33, 2560))
 
 
-@pytest.mark.cuda
 @pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)
 def test_outputs_and_gradients(case, cuda_device):
     check(case, cuda_device)

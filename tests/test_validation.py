@@ -32,7 +32,6 @@ from selective_scan import (
 call_auto, call_reference = SCAN.ways["function"], SCAN.ways["reference"]
 
 
-@pytest.mark.cuda
 def test_tensors_on_two_devices(cuda_device):
     arguments = SCAN.call(cuda_device)
     for name in TENSORS[1:]:

@@ -3,15 +3,16 @@
 # others that have another PyTorch each: tools/abi_smoke_test.py, then the tests of what depends on
 # PyTorch's own machinery most.
 #
-#   check_abi.sh PYTHON FOLDER TORCH...
+#   check_abi.sh environments PYTHON FOLDER TORCH...    make the others alone, which takes minutes
+#   check_abi.sh check PYTHON FOLDER TORCH...           do so where they are not there, and the rest
 #     PYTHON   of the environment that builds
 #     FOLDER   for the wheel and the other environments, each of which takes several GB
 #     TORCH    what pip installs into each of them, such as torch==2.15.0
 #   OTHER_PYTHON, when set, makes the other environments (default: PYTHON): the wheel is for all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 folder=$2
-shift 2
+what=$1 python=$2 folder=$3
+shift 3
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 root=$PWD
@@ -20,8 +21,10 @@ test_needs=(hypothesis numpy 'pytest<9.2' pytest-xdist scipy)
 
 install() {
   local environment=$folder/$1
+  [[ ! -e $environment/complete.stamp ]] || return 0
   "${OTHER_PYTHON:-$python}" -m venv --clear "$environment"
   "$environment/bin/python" -m pip install --quiet --no-cache-dir "$1" "${test_needs[@]}"
+  touch "$environment/complete.stamp"
 }
 
 # To unpack them keeps a core busy for minutes each, so they are made at the same time.
@@ -32,14 +35,17 @@ for torch in "$@"; do
   installs+=($!)
 done
 
-rm -rf "$folder/wheel"
-USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \
-  "$python" -m pip wheel . --no-build-isolation --no-deps --wheel-dir "$folder/wheel"
+if [[ $what == check ]]; then
+  rm -rf "$folder/wheel"
+  USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} \
+    "$python" -m pip wheel . --no-build-isolation --no-deps --wheel-dir "$folder/wheel"
+fi
 for process in "${installs[@]}"; do wait "$process"; done
+[[ $what == check ]] || exit 0
 
 for torch in "$@"; do
   environment=$folder/$torch
-  "$environment/bin/python" -m pip install --quiet --no-deps "$folder"/wheel/*.whl
+  "$environment/bin/python" -m pip install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
 
   # Not by python -m, which would import the source tree's package instead of the wheel's.
   (cd "$folder" && "$environment/bin/python" "$root/tools/abi_smoke_test.py")
