@@ -24,10 +24,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
-    """Tests of a compiled module are run by the process that compiles it; others would wait.
+    """Has tests of a compiled module run by the process that compiles it, for others would wait.
 
     Half of all tests are on CUDA. Where that cannot be tested they are left out here, since to skip
-    each as it is run takes a minute in all; `pytest_terminal_summary` says so."""
+    each as it is run takes a minute in all; pytest_terminal_summary() says so.
+    """
     for item in items:
         for name in {"core", "plan_bindings", "functions"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
