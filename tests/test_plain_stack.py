@@ -14,6 +14,7 @@ from layers import error
 from opchecks import Ops
 from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
+from selective_scan._plain_stack import MAX_ROWS
 from selective_scan.cache import MixerCache
 
 BATCH, DIM = 3, 16
@@ -204,13 +205,15 @@ def test_plain_layers_are_one_launch(options, cuda_device):
     """Where the GPU has the kernel; elsewhere they are their modules."""
     model, in_one = model_of(cuda_device, **options), has_step()
     check(model, BATCH, [1, 1, 2, 1], in_one=in_one)
-    check(model, 8, [1, 1], in_one=in_one)
+    check(model, MAX_ROWS["cuda"], [1, 1], in_one=in_one)
     check(model, 1, [8, 1, 5], in_one=in_one)
     check(model.layers[0], BATCH, [1, 2], in_one=in_one)
 
 
 @pytest.mark.parametrize(
-    ("options", "batch"), [({"dtype": F64}, 1), ({"expand": 1.5}, 1), ({}, 9)], ids=str
+    ("options", "batch"),
+    [({"dtype": F64}, 1), ({"expand": 1.5}, 1), ({}, MAX_ROWS["cuda"] + 1)],
+    ids=str,
 )
 def test_what_the_kernel_does_not_take_goes_through_the_modules(options, batch, cuda_device):
     model = model_of(cuda_device, **options)

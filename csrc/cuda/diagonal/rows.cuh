@@ -47,7 +47,9 @@ class RowChain : public Chain<Step, Params, Storage> {
   using T = typename Step::Value;
   using Elements = Access<T, Storage>;
   static constexpr int kItems = RowShape<T, Storage>::kItems;
-  static constexpr int kGroup = !kIsKnown<Storage> ? 1 : Step::kBackward ? 2 : 4;
+  static constexpr int kGroup = !kIsKnown<Storage>                       ? 1
+                                : Step::kBackward || kItems == kMaxItems ? 2
+                                                                         : 4;
   static constexpr int kTile = kWarpSize * kItems;
   using Items = T[kItems];
 
@@ -63,27 +65,26 @@ class RowChain : public Chain<Step, Params, Storage> {
   /// The map of the whole chain; nothing is written.
   __device__ AffineMap<T> map() const {
     AffineMap<T> total = AffineMap<T>::identity();
-    for (int64_t first = this->origin_; first < this->end_; first += kGroup * kTile) {
+    for_each_group([&]<bool kIsWhole>(int64_t first) {
       Items a[kGroup], x[kGroup];
-      load_group(first, a, x);
-#pragma unroll
-      for (int g = 0; g < kGroup; ++g) {
+      load_group<kIsWhole>(first, a, x);
+      for_each_tile<kIsWhole>(first, [&](int g) {
         const AffineMap<T> map = scan_lanes(lane_, map_of(a[g], x[g]));
         total = Compose()(total, AffineMap<T>{shuffle(map.product, kWarpSize - 1),
                                               shuffle(map.offset, kWarpSize - 1)});
-      }
-    }
+      });
+    });
     return total;
   }
 
   __device__ void scan(T state) const {
     T da_sum{};
-    for (int64_t first = this->origin_; first < this->end_; first += kGroup * kTile) {
-      Items a[kGroup], x[kGroup], h[kGroup];
-      load_group(first, a, x);
-      if constexpr (Step::kBackward) load_previous_group(first, h);
-#pragma unroll
-      for (int g = 0; g < kGroup; ++g) {
+    for_each_group([&]<bool kIsWhole>(int64_t first) {
+      Items a[kGroup], x[kGroup];
+      [[maybe_unused]] Items h[kGroup];
+      load_group<kIsWhole>(first, a, x);
+      if constexpr (Step::kBackward) load_previous_group<kIsWhole>(first, h);
+      for_each_tile<kIsWhole>(first, [&](int g) {
         const int64_t position = lane_position(first, g);
         const T after = scan_lanes(lane_, map_of(a[g], x[g]))(state);
         T own = shuffle_up(after, 1);
@@ -104,8 +105,8 @@ class RowChain : public Chain<Step, Params, Storage> {
             }
           }
         }
-      }
-    }
+      });
+    });
     if constexpr (Step::kBackward) {
 #pragma unroll
       for (int mask = kWarpSize / 2; mask > 0; mask /= 2)
@@ -115,6 +116,29 @@ class RowChain : public Chain<Step, Params, Storage> {
   }
 
  private:
+  /// Calls visit.operator()<whether all steps of it exist>(its first step) for every group of
+  /// tiles.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_group(const Visit& visit) const {
+    constexpr int kSteps = kGroup * kTile;
+    for (int64_t first = this->origin_; first < this->end_; first += kSteps) {
+      if (is_whole(first, kSteps)) {
+        visit.template operator()<true>(first);
+      } else {
+        visit.template operator()<false>(first);
+      }
+    }
+  }
+  /// Calls visit(g) for those tiles of a group that have steps: a short chain has one.
+  template <bool kIsWhole, class Visit>
+  __device__ __forceinline__ void for_each_tile(int64_t first, const Visit& visit) const {
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      if (!kIsWhole && first + g * kTile >= this->end_) break;
+      visit(g);
+    }
+  }
+
   /// The misalignment that all arrays share, -1 if vectors are out of the question.
   __device__ int common_shift() const {
     const auto shift_of = [](const Cursor& cursor) {
@@ -150,48 +174,42 @@ class RowChain : public Chain<Step, Params, Storage> {
   __device__ void load(const Cursor& cursor, int64_t position, int64_t end, T outside,
                        Items& out) const {
 #pragma unroll
+    for (int i = 0; i < kItems; ++i) out[i] = outside;
+    if (position >= end) return;
+#pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      out[i] = outside;
       if (position + i >= this->begin_ && position + i < end) {
         out[i] = Elements::load(cursor, position + i);
       }
     }
   }
 
+  template <bool kIsWhole>
   __device__ void load_group(int64_t first, Items (&a)[kGroup], Items (&x)[kGroup]) const {
-    if (is_whole(first, kGroup * kTile) && this->a_.step != 0) {
-#pragma unroll
-      for (int g = 0; g < kGroup; ++g) {
-        Elements::load_vector(this->x_, lane_position(first, g), x[g]);
-        Elements::load_vector(this->a_, lane_position(first, g), a[g]);
-      }
-      return;
-    }
-#pragma unroll
-    for (int g = 0; g < kGroup; ++g) {
-      const int64_t position = lane_position(first, g);
-      if (is_whole(position)) {
-        Elements::load_vector(this->x_, position, x[g]);
+    const bool has_steps = this->a_.step != 0;
+    const auto load_tile = [&](const Cursor& cursor, bool may_be_vector, int64_t position,
+                               T outside, Items& out) {
+      if ((kIsWhole || is_whole(position)) && may_be_vector) {
+        Elements::load_vector(cursor, position, out);
       } else {
-        load(this->x_, position, this->end_, T{}, x[g]);
+        load(cursor, position, this->end_, outside, out);
       }
-      if (is_whole(position) && this->a_.step != 0) {
-        Elements::load_vector(this->a_, position, a[g]);
-      } else {
-        load(this->a_, position, this->end_, one<T>(), a[g]);
-      }
-    }
+    };
+    for_each_tile<kIsWhole>(first, [&](int g) {
+      load_tile(this->x_, true, lane_position(first, g), T{}, x[g]);
+      load_tile(this->a_, has_steps, lane_position(first, g), one<T>(), a[g]);
+    });
   }
 
   /// The states before the steps: where they can be read as vectors, the states after them, moved
   /// on by one.
+  template <bool kIsWhole>
   __device__ void load_previous_group(int64_t first, Items (&h)[kGroup]) const {
     const int64_t last = this->row_end_ - 1;
     const Cursor now = states_now();
-#pragma unroll
-    for (int g = 0; g < kGroup; ++g) {
+    for_each_tile<kIsWhole>(first, [&](int g) {
       const int64_t position = lane_position(first, g);
-      if (is_whole(position)) {
+      if (kIsWhole || is_whole(position)) {
         Items after;
         Elements::load_vector(now, position, after);
 #pragma unroll
@@ -207,7 +225,7 @@ class RowChain : public Chain<Step, Params, Storage> {
           if (position + i == last) h[g][i] = this->load_initial_state();
         }
       }
-    }
+    });
   }
 
   static __device__ AffineMap<T> map_of(const Items& a, const Items& x) {
@@ -223,7 +241,7 @@ class RowChain : public Chain<Step, Params, Storage> {
   __device__ void store(const Cursor& cursor, int64_t position, const Items& values) const {
     if (is_whole(position)) {
       Elements::store_vector(cursor, position, values);
-    } else {
+    } else if (position < this->end_) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         if (this->contains(position + i)) Elements::store(cursor, position + i, values[i]);
