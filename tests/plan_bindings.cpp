@@ -493,7 +493,6 @@ PYBIND11_MODULE(plan_bindings, m) {
       .def_readwrite("multiprocessors", &Device::multiprocessors)
       .def_readwrite("block_shared_bytes", &Device::block_shared_bytes)
       .def_readwrite("shared_bytes", &Device::shared_bytes)
-      .def_readwrite("registers", &Device::registers)
       .def_readwrite("major", &Device::major);
   m.attr("paths") = std::vector<std::string>(selective_scan::cuda::kPathNames.begin(),
                                              selective_scan::cuda::kPathNames.end());

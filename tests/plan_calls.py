@@ -46,7 +46,6 @@ class Device:
     block_shared_bytes: int
     shared_bytes: int
     major: int
-    registers: int = 65536
 
 
 H200 = Device(132, 232448, 233472, 9)

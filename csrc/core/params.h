@@ -132,10 +132,10 @@ struct BackwardParams : ScanParams {
 };
 
 /// Whether only what all steps do to the states is wanted.
-constexpr bool is_alone(const ForwardParams& params) {
+constexpr bool wants_summary_alone(const ForwardParams& params) {
   return params.wanted == ForwardWanted::kMapAlone;
 }
-constexpr bool is_alone(const BackwardParams& params) {
+constexpr bool wants_summary_alone(const BackwardParams& params) {
   return params.wanted == BackwardWanted::kStateAlone;
 }
 

@@ -2,8 +2,9 @@
 //
 // Lane l of a chain takes kItems consecutive steps of each tile of kWarpSize·kItems steps and
 // composes their affine maps h -> product·h + offset; a scan with shuffles then tells it the state
-// before its steps, and it walks them. kGroup tiles are loaded before the first is used. There is
-// no shared memory and no synchronisation beyond the warp.
+// before its steps, and it walks them. kGroup tiles are loaded before the first is used; a group
+// of which all steps exist has code of its own. There is no shared memory and no synchronisation
+// beyond the warp.
 //
 // Loads and stores are vectors of 16 bytes. The first tile therefore begins up to kItems - 1 steps
 // before its row, at an aligned address; steps outside the chain are identities, and the lanes that

@@ -215,6 +215,64 @@ __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chu
   return h;
 }
 
+/// Adds values[j] over the lanes that share a channel. Afterwards a lane holds the sums of kHeld
+/// steps from held_step() on: halving the values while doubling the lanes takes 3 shuffles for 4
+/// values over 4 lanes.
+template <int kHeld, class R>
+__device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSteps>& values,
+                                                         int part, int lane_bits) {
+  static_assert(kBlockSteps == 4);
+  if constexpr (kHeld == 4) {
+    return values;
+  } else {
+    const bool upper = part & 1;
+    Pack<R, 2> half;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const R keep = upper ? values.v[2 + j] : values.v[j];
+      const R give = upper ? values.v[j] : values.v[2 + j];
+      half.v[j] = keep + __shfl_xor_sync(kFullMask, give, part_bit_mask(0, lane_bits));
+    }
+    if constexpr (kHeld == 2) {
+      return half;
+    } else {
+      const bool odd = part & 2;
+      const R give = odd ? half.v[0] : half.v[1];
+      R sum = odd ? half.v[1] : half.v[0];
+      sum += __shfl_xor_sync(kFullMask, give, part_bit_mask(1, lane_bits));
+#pragma unroll
+      for (int bit = 2; bit < kWarpBits; ++bit) {
+        if (bit >= lane_bits) break;
+        sum += __shfl_xor_sync(kFullMask, sum, part_bit_mask(bit, lane_bits));
+      }
+      return {sum};
+    }
+  }
+}
+
+/// Calls f.operator()<kHeld>() with the steps of a block that each of so many lanes holds sums of.
+template <class F>
+__device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
+  if (lane_bits >= 2) {
+    f.template operator()<1>();
+  } else if (lane_bits == 1) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<4>();
+  }
+}
+
+/// Whether a lane holds sums that no other one has: beyond four lanes the others repeat them.
+__device__ __forceinline__ bool holds_sums(int part) {
+  return part < kBlockSteps;
+}
+
+/// The first step of a block whose sums a lane holds.
+template <int kHeld>
+__device__ __forceinline__ int held_step(int part) {
+  return kHeld == 4 ? 0 : kHeld == 2 ? 2 * (part & 1) : 2 * (part & 1) + ((part >> 1) & 1);
+}
+
 /// Adds what the states of a slice add to the sums over states of the steps from t on, which are in
 /// the channel's row.
 template <class T, class R>

@@ -37,10 +37,10 @@ cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExc
     if (error != cudaSuccess) return error;
   }
   if constexpr (kIsBackward) {
-    if (is_alone(params)) return store({}, params.dinitial_state);
+    if (wants_summary_alone(params)) return store({}, params.dinitial_state);
     return finish(params.dlast_state);
   } else {
-    if (is_alone(params)) return store(params.map_factor, params.last_state);
+    if (wants_summary_alone(params)) return store(params.map_factor, params.last_state);
     return finish(params.initial_state);
   }
 }
@@ -66,7 +66,7 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   const BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
   const Args<BackwardParams> args{{plan.geometry, plan.layout, workspace}, params};
   const cudaError_t error = scan(args, plan.shape, exchange, stream);
-  if (error != cudaSuccess || is_alone(params)) return error;
+  if (error != cudaSuccess || wants_summary_alone(params)) return error;
   const Geometry& geometry = plan.geometry;
   GradientParts parts{geometry.sums_per_group, geometry.segments * params.batch};
   parts.padded_states = geometry.padded_states(num_slices(params, geometry));

@@ -51,12 +51,4 @@ constexpr int fitting_blocks(int threads, int blocks) {
 /// Of a multiprocessor; each has every fourth warp of a block.
 constexpr int kSchedulers = 4;
 
-/// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
-/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values. Where all tiles
-/// run at a time, they may have half as many.
-constexpr int kMinBackwardTile = 64;
-
-/// Rows of no more steps may come to shared memory as a whole.
-constexpr int64_t kMostDenseSteps = 256;
-
 }  // namespace selective_scan::cuda

@@ -143,19 +143,7 @@ __device__ __forceinline__ void with_element(DType dtype, const Function& functi
   }
 }
 
-/// `kCount` consecutive elements of an array of `dtype`, aligned as a Pack of them.
-template <class R, int kCount>
-__device__ __forceinline__ Pack<R, kCount> load_elements(const void* address, DType dtype) {
-  Pack<R, kCount> values;
-  with_element<R>(dtype, [&](auto type) {
-    using Element = decltype(type);
-    const auto pack = load_pack<Element, kCount>(static_cast<const Element*>(address));
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) values.v[j] = to_real(pack.v[j]);
-  });
-  return values;
-}
-
+/// Stores consecutive elements of an array of `dtype`, aligned as a Pack of them.
 template <class R, int kCount>
 __device__ __forceinline__ void store_elements(void* address, DType dtype,
                                                const Pack<R, kCount>& values) {
@@ -166,14 +154,6 @@ __device__ __forceinline__ void store_elements(void* address, DType dtype,
     for (int j = 0; j < kCount; ++j) pack.v[j] = from_real<Element>(values.v[j]);
     store_pack(static_cast<Element*>(address), pack);
   });
-}
-
-template <class R, int kCount>
-__device__ __forceinline__ Pack<R, kCount> reversed(const Pack<R, kCount>& values) {
-  Pack<R, kCount> result;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) result.v[j] = values.v[kCount - 1 - j];
-  return result;
 }
 
 /// Element `index` of an array, of the compute type; an array that is absent is zero.
@@ -236,19 +216,6 @@ __device__ __forceinline__ void store_states(T* array, int first_state, int64_t 
   for (int s = 0; s < kStates; ++s) {
     if (first_state + s < dstate) array[first_state + s] = states.v[s];
   }
-}
-
-template <class T, int kStates>
-__device__ Pack<T, kStates> load_states(const T* array, int first_state, int64_t dstate) {
-  if (dstate % kStates == 0 && first_state < dstate) {
-    return load_pack<T, kStates>(array + first_state);
-  }
-  Pack<T, kStates> states;
-#pragma unroll
-  for (int s = 0; s < kStates; ++s) {
-    states.v[s] = first_state + s < dstate ? array[first_state + s] : T{};
-  }
-  return states;
 }
 
 /// An element of a real type that is known at run time, no wider than R: it is asked for first, and

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "../../core/complex.h"
@@ -34,6 +35,10 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }
   if (error != cudaSuccess) return error;
+  // CUDA would be given what is left of greater numbers.
+  if (shape.blocks > kMaxBlocks || std::max(shape.rows, shape.layers) > kMaxRows) {
+    return cudaErrorInvalidConfiguration;
+  }
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (shape.is_dependent && device.major >= 9) {

@@ -217,7 +217,7 @@ __device__ __forceinline__ float softplus_by_series(float x, float v) {
 
 /// Makes steps Δ of delta + delta_bias in their place.
 template <int kSize, class Values>
-__device__ __forceinline__ void make_steps(Values& values, bool has_softplus) {
+__device__ __forceinline__ void make_steps_by_series(Values& values, bool has_softplus) {
   if (has_softplus) {
     for (float& value : values.v) value = softplus_by_series(value, decay_of<kSize>(value));
   }
@@ -226,7 +226,8 @@ __device__ __forceinline__ void make_steps(Values& values, bool has_softplus) {
 
 /// Makes several, with the derivatives. All lanes of a warp call it together.
 template <int kSize, class Values>
-__device__ __forceinline__ void make_steps(Values& values, bool has_softplus, Values& slopes) {
+__device__ __forceinline__ void make_steps_by_series(Values& values, bool has_softplus,
+                                                     Values& slopes) {
   constexpr int kCount = sizeof(values.v) / sizeof(float);
   if (has_softplus) {
 #pragma unroll
@@ -257,7 +258,8 @@ __device__ __forceinline__ double device_sigmoid(double x) {
   return sigmoid<DeviceMath>(x);
 }
 
-__device__ __forceinline__ float device_silu(float x) {
+template <class R>
+__device__ __forceinline__ R device_silu(R x) {
   return x * device_sigmoid(x);
 }
 /// x·silu(z)

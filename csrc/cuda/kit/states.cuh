@@ -55,17 +55,6 @@ __device__ __forceinline__ R real_of_product(R a, R b) {
 template <class T>
 constexpr int kOutputScale = is_complex_v<T> ? 2 : 1;
 
-template <class T, int kStates>
-__device__ void load_poles(const ScanParams& params, int64_t channel, bool exists, int first_state,
-                           Pole<T> (&poles)[kStates]) {
-  Pack<T, kStates> A{};
-  if (exists) {
-    A = load_states<T, kStates>(params.A, channel * params.A.channel, first_state, params.dstate);
-  }
-#pragma unroll
-  for (int s = 0; s < kStates; ++s) poles[s] = make_pole<DeviceMath>(A.v[s], params.method);
-}
-
 /// The states of a lane's channel in a (batch, channel, state) array.
 template <class T, int kStates>
 __device__ Pack<T, kStates> load_channel_states(const ArrayView& view, const WorkItem& item,

@@ -9,13 +9,6 @@
 
 namespace selective_scan::cuda {
 
-__device__ __forceinline__ bool is_finite(float x) {
-  return fabsf(x) < __int_as_float(0x7f800000);
-}
-__device__ __forceinline__ bool is_finite(Complex<float> x) {
-  return is_finite(x.re) && is_finite(x.im);
-}
-
 /// A policy for Formula::step() and what goes back through steps, for results of kSize bytes.
 /// kShort: for states that are carried no further than a chunk.
 template <int kSize, bool kShort = false>

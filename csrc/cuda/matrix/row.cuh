@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kit/launch_tools.h"
+#include "../kit/states.cuh"
 #include "../launch.h"
 #include "system.cuh"
 #include "workspace.h"
@@ -247,10 +248,6 @@ struct Row {
     return result;
   }
 };
-
-/// What y = Σ C·h is multiplied by.
-template <class T>
-constexpr double kOutputScale = is_complex_v<T> ? 2 : 1;
 
 /// A block for each row.
 template <class T>

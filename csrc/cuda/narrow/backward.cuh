@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
       read_row<Element, kDense>(delta_row + t * kSize, left, delta);
 #pragma unroll
       for (float& value : delta.v) value += bias;
-      make_steps<kSize>(delta, params.delta_softplus);
+      make_steps_by_series<kSize>(delta, params.delta_softplus);
 #pragma unroll
       for (int n = 0; n < kOwn; ++n) checkpoints[(block * kOwn + n) * kWarpSize] = h[n];
 #pragma unroll

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kWarpSize)
       read_row<Element, kDense>(delta_row + t * kSize, left, delta);
 #pragma unroll
       for (float& value : delta.v) value += bias;
-      make_steps<kSize>(delta, params.delta_softplus);
+      make_steps_by_series<kSize>(delta, params.delta_softplus);
       if (left < kItems) {  // such a step leaves states as they are
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {

@@ -12,6 +12,9 @@
 
 namespace selective_scan::cuda {
 
+/// Rows of no more steps may come to shared memory as a whole.
+constexpr int64_t kMostDenseSteps = 256;
+
 /// The (batch, channel, step) arrays of a pass.
 inline std::array<const ArrayView*, 5> rows_of(const ForwardParams& params) {
   return {&params.u, &params.delta, &params.z, &params.out, &params.input_delta};

@@ -21,7 +21,6 @@ cudaError_t ask(int id, Device& device) {
   query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
   query(device.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   query(device.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  query(device.registers, cudaDevAttrMaxRegistersPerMultiprocessor);
   query(device.major, cudaDevAttrComputeCapabilityMajor);
   cudaFuncAttributes compiled{};
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&compiled, probe_kernel);

@@ -14,7 +14,6 @@ struct Device {
   int multiprocessors = 1;
   int block_shared_bytes = 48 * 1024;  // that a block may have
   int shared_bytes = 48 * 1024;        // of a multiprocessor
-  int registers = 65536;               // likewise
   /// Compute capability of the code that runs: what is compiled for an earlier one, and on this
   /// device from PTX, has nothing of what came later.
   int major = 0;

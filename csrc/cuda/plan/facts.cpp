@@ -18,7 +18,6 @@ constexpr std::array kFacts = {
     Fact{"multiprocessors", &Device::multiprocessors},
     Fact{"block_shared_bytes", &Device::block_shared_bytes},
     Fact{"shared_bytes", &Device::shared_bytes},
-    Fact{"registers", &Device::registers},
 };
 
 [[noreturn]] void fail(std::string_view entry) {

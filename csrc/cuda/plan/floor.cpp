@@ -79,7 +79,7 @@ Refusal plan_pass(const Params& params, const Device& device, Plan& plan) {
   }
   set_segments(params, device, geometry);
   const bool has_sums =
-      (params.variable_B || params.variable_C) && kIsBackward && !is_alone(params);
+      (params.variable_B || params.variable_C) && kIsBackward && !wants_summary_alone(params);
   if (has_sums) share_partial_sums(params, device, geometry);
   plan.shape = {std::min(geometry.work_items, kMaxBlocks), geometry.threads(), plan.layout.bytes};
 
@@ -88,12 +88,13 @@ Refusal plan_pass(const Params& params, const Device& device, Plan& plan) {
   if constexpr (kIsBackward) {
     const int64_t rows = geometry.sums_per_group * params.batch * params.groups * params.seqlen;
     plan.scratch.dBC_partials = plan.scratch.take(has_sums, rows * 2 * padded, state_bytes);
-    if (!is_alone(params)) {
+    if (!wants_summary_alone(params)) {
       plan.scratch.take_sums(params, channels * padded, state_bytes, channels * geometry.lanes(),
                              real_bytes);
     }
   }
-  const bool has_segments = is_alone(params) || (geometry.segments > 1 && !params.packed.present());
+  const bool has_segments =
+      wants_summary_alone(params) || (geometry.segments > 1 && !params.packed.present());
   plan.scratch.take_segments(has_segments, channels * params.dstate, state_bytes);
   return {};
 }

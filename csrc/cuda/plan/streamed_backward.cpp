@@ -93,6 +93,11 @@ const Variant* find_variant(const ScanParams& params) {
   return nullptr;
 }
 
+/// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
+/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values. Where all tiles
+/// run at a time, they may have half as many.
+constexpr int kMinBackwardTile = 64;
+
 /// With at least so many warps a multiprocessor has registers for one block only.
 constexpr int kFewestWarpsAlone = 7;
 
@@ -284,7 +289,7 @@ void take_scratch(const BackwardParams& params, BackwardPlan& plan) {
   const int64_t channel_states = channels * plan.padded_states;
   scratch.packed_bc = scratch.take(
       params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
-  if (is_alone(params)) {
+  if (wants_summary_alone(params)) {
     return scratch.take_segments(true, channel_states, state_bytes);
   }
   scratch.dBC_partials = scratch.take(params.variable_B,
@@ -318,7 +323,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return kNotEnoughSharedMemory;
   // Every warp moves the rows of all its channels where it finds out what a segment does.
-  if ((geometry.segments > 1 || is_alone(params)) &&
+  if ((geometry.segments > 1 || wants_summary_alone(params)) &&
       !plan_rows(params, geometry.warp_channels(), rows_of(params), plan.summary_map,
                  plan.summary_rows)) {
     return {"strides of channels must be positive and less than 16 MiB"};
@@ -327,7 +332,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   plan.team_warps = variant->team_warps;
   plan.padded_states = static_cast<int>(variant->most_states);
   plan.split_tiles = 0;
-  if (!is_alone(params)) {
+  if (!wants_summary_alone(params)) {
     if (splits_tiles(params, geometry, device)) plan.split_tiles = device.multiprocessors;
     share_partial_sums(params, device, geometry);
   }

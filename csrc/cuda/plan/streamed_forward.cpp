@@ -182,7 +182,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
 /// a time.
 ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
                                     int64_t chunks) {
-  constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see SummaryShape
+  constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see ForwardSummaryShape
   const int64_t fewest_chunks = figures_of(device).streamed_forward.segment_chunks;
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   const int64_t blocks = params.batch * params.groups * tiles;
@@ -259,7 +259,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   if (plan.map == LaneMap::kChannels && variant->is_common) {
     plan.map = choose_own_map(params, plan.rows);
   }
-  if (is_alone(params)) {
+  if (wants_summary_alone(params)) {
     plan.geometry = choose_map_geometry(params, device, plan.chunks);
   } else {
     choose_geometry(params, *variant, device, plan);
@@ -273,7 +273,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   ForwardScratch& scratch = plan.scratch;
   scratch.packed_bc = scratch.take(
       params.variable_B, PackedBC(params, plan.padded_states).bytes(params, geometry.segments), 1);
-  scratch.take_segments(geometry.segments > 1 || is_alone(params),
+  scratch.take_segments(geometry.segments > 1 || wants_summary_alone(params),
                         geometry.segments * params.batch * params.dim * plan.padded_states,
                         params.is_complex ? 8 : 4);
   return {};

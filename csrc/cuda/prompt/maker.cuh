@@ -89,7 +89,7 @@ class Maker {
             load_pack<Element, Pieces::kLength>(raw + (kRawDelta + p * kRawPiece) / kSize));
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) delta.v[i] += biases[pieces.channel_of(i)];
-        make_steps<kSize>(delta, args_.delta_softplus);
+        make_steps_by_series<kSize>(delta, args_.delta_softplus);
         const int steps = args_.seqlen - first_step - p * Pieces::kPieceSteps - pieces.step;
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) {

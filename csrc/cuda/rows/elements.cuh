@@ -2,8 +2,6 @@
 // element.
 #pragma once
 
-#include <type_traits>
-
 #include "../kit/config.h"
 #include "../kit/elements.cuh"
 
@@ -48,30 +46,6 @@ struct RowOrder {
   }
 };
 
-/// An element as it lies in memory, of any dtype that arithmetic in R may meet.
-template <class R>
-using ElementBits = std::conditional_t<std::is_same_v<R, float>, uint32_t, uint64_t>;
-
-template <class R>
-__device__ __forceinline__ ElementBits<R> load_bits(const ArrayView& view, int64_t index) {
-  const int64_t size = element_size(view.dtype);
-  if (size == 2) return static_cast<const uint16_t*>(view.data)[index];
-  if (std::is_same_v<R, float> || size == 4) return static_cast<const uint32_t*>(view.data)[index];
-  return static_cast<const uint64_t*>(view.data)[index];
-}
-
-template <class R>
-__device__ __forceinline__ R real_of_bits(ElementBits<R> bits, DType dtype) {
-  R value = 0;
-  with_element<R>(dtype, [&](auto type) {
-    using Element = decltype(type);
-    using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t,
-                                    std::conditional_t<sizeof(Element) == 4, uint32_t, uint64_t>>;
-    value = static_cast<R>(to_real(bit_cast<Element>(static_cast<Bits>(bits))));
-  });
-  return value;
-}
-
 /// The part of (batch, channel, step) arrays that a block moves at a time: the steps of a chunk, of
 /// a tile of at most 2^row_bits channels.
 struct ElementTile {
@@ -93,15 +67,12 @@ struct ElementTile {
   __device__ __forceinline__ void load(const ArrayView& view, R* rows,
                                        const Convert& convert) const {
     RowOrder(view.channel, view.step, row_bits)
-        .visit(
-            [&](int c, int t) -> ElementBits<R> {
-              return has(c, t) && view.present() ? load_bits<R>(view, index(view, c, t)) : 0;
-            },
-            [&](int c, int t, ElementBits<R> bits) {
-              const int at = c * kElementRow + t;
-              const R element = real_of_bits<R>(bits, view.dtype);
-              rows[at] = has(c, t) ? convert(element, first_channel + c, at) : R(0);
-            });
+        .visit([&](int c, int t) { return RawOf<R>(view, index(view, c, t), has(c, t)); },
+               [&](int c, int t, RawOf<R> raw) {
+                 const int at = c * kElementRow + t;
+                 const R element = raw.value(view.dtype);
+                 rows[at] = has(c, t) ? convert(element, first_channel + c, at) : R(0);
+               });
   }
   template <class R>
   __device__ __forceinline__ void load(const ArrayView& view, R* rows) const {

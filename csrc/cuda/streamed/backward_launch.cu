@@ -114,15 +114,15 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
       error = cudaMemsetAsync(args.done, 0, plan.flags * sizeof(int), stream);
     }
     const int64_t segments = plan.geometry.segments;
-    if (error == cudaSuccess && (segments > 1 || is_alone(params))) {
+    if (error == cudaSuccess && (segments > 1 || wants_summary_alone(params))) {
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
-      summary.summarizes_all = is_alone(params) || exchange != nullptr;
+      summary.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
       // The summary is of dout·C, as where the last state has a gradient.
-      if (is_alone(params)) summary.params.dlast_state = params.dinitial_state;
+      if (wants_summary_alone(params)) summary.params.dlast_state = params.dinitial_state;
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       const SegmentStates& states = args.workspace.segments;
-      if (error == cudaSuccess && is_alone(params)) {
+      if (error == cudaSuccess && wants_summary_alone(params)) {
         return Summaries<T>::store_map(params, {}, params.dinitial_state, segments,
                                        plan.padded_states, true, states, stream);
       }

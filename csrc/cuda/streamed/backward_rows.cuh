@@ -239,7 +239,7 @@ class WarpRows {
     });
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta.v[i] += channel_value(slice_.channel, kItems * 4);
-    make_steps<kSize>(delta, args_.params.delta_softplus, slope);
+    make_steps_by_series<kSize>(delta, args_.params.delta_softplus, slope);
     for_missing([&](int i) { delta.v[i] = slope.v[i] = 0; });
     to_row(delta, Shape::kDelta);
     if constexpr (kGradients) {

@@ -163,7 +163,11 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   if constexpr (kPacked) {
     const PackedChunks chunks = args.packed_chunks(kChunkBytes);
     item = in_segment(item, chunks.segment(item.segment, args.chunks));
-    if (item.chunks == 0) return;
+    if (item.chunks == 0) {
+      // If all blocks ended here, what follows this kernel could begin before B and C are written.
+      wait_for_primary();
+      return;
+    }
     now = packed_chunk(0);
     if (item.chunks > 1) next = packed_chunk(1);
   }
@@ -295,7 +299,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
-    make_steps<kSize>(values, has(kSoftplus));
+    make_steps_by_series<kSize>(values, has(kSoftplus));
     slice_to_shared<SharedOrder::kMemory>(slice, values, delta_rows);
     if constexpr (kOwnInputSteps) {
       values = Cursor::to_values(args.input_delta, slice, raw_input_delta);

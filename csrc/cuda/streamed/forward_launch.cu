@@ -58,10 +58,11 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
   }
   const auto finish = [&](auto type) {
     using T = decltype(type);
-    if (!is_alone(params) && args.segments == 1) return kernels.launch(args, plan.shape, stream);
-    args.summarizes_all = is_alone(params) || exchange != nullptr;
+    if (!wants_summary_alone(params) && args.segments == 1)
+      return kernels.launch(args, plan.shape, stream);
+    args.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
     error = kernels.summarize(args, stream);
-    if (error == cudaSuccess && is_alone(params)) {
+    if (error == cudaSuccess && wants_summary_alone(params)) {
       return Summaries<T>::store_map(params, params.map_factor, params.last_state, args.segments,
                                      plan.padded_states, false, args.states, stream);
     }

@@ -24,7 +24,7 @@
 namespace selective_scan::cuda::streamed {
 
 template <class T, int kStates, int kLaneBits>
-struct SummaryShape {
+struct ForwardSummaryShape {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   static constexpr int kThreads = kWarpSize * Shape::kLanes;
   static constexpr int kBuffers = 2;
@@ -96,14 +96,14 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
 /// sequence ends with the segment.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
           ForwardKind kKind>
-__global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
-                                  SummaryShape<T, kStates, kLaneBits>::kBlocks)
+__global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kThreads,
+                                  ForwardSummaryShape<T, kStates, kLaneBits>::kBlocks)
     summarize_kernel(const __grid_constant__ ForwardArgs args, int64_t tiles, int groups) {
   if constexpr (!kHasAsyncCopies) return;
   constexpr bool kPacked = kKind == ForwardKind::kPacked;
   constexpr bool kOwnInputSteps = kKind == ForwardKind::kInputDelta;
   using Shape = WarpShape<T, kStates, kLaneBits>;
-  using Summary = SummaryShape<T, kStates, kLaneBits>;
+  using Summary = ForwardSummaryShape<T, kStates, kLaneBits>;
   using States = LaneStates<T, kStates, kLaneBits>;
   using Cursor = RowCursor<Shape::kChannels, kSize>;
   using Values = Slice<Shape::kChannels>;
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
 #pragma unroll
     for (int i = 0; i < Shape::kChannels; ++i) values.v[i] += bias[i];
-    make_steps<kSize>(values, params.delta_softplus);
+    make_steps_by_series<kSize>(values, params.delta_softplus);
     slice_to_shared(slice, values, own_rows);
     if constexpr (kOwnInputSteps) {
       values = Cursor::to_values(args.input_delta, slice, raw_input_delta);
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(SummaryShape<T, kStates, kLaneBits>::kThreads,
 template <class T, int kStates, int kLaneBits, Method kMethod>
 cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const ForwardArgs& whole,
                                                                        cudaStream_t stream) {
-  using Summary = SummaryShape<T, kStates, kLaneBits>;
+  using Summary = ForwardSummaryShape<T, kStates, kLaneBits>;
   ForwardArgs args = whole;
   ForwardParams& params = args.params;
   // A block takes as many groups for one as there are lanes for.

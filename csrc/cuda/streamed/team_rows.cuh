@@ -148,7 +148,7 @@ class TeamRows {
     delta_ = values_of(Row::kDelta, raw_delta_);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) delta_.v[i] += channel_value(i, kItems * 4);
-    make_steps<kSize>(delta_, args_.params.delta_softplus, kept_.slope);
+    make_steps_by_series<kSize>(delta_, args_.params.delta_softplus, kept_.slope);
     if (steps < kChunk || slice_.channels_left < kItems) {
       really_branch();
       if (!slice_.exists(steps)) {

@@ -157,11 +157,6 @@ __device__ void add_over_team(const ThreadTile<V, T>& tile, const Place<T, kLane
 }
 
 template <class T>
-__device__ T device_silu(T x) {
-  return x * device_sigmoid(x);
-}
-
-template <class T>
 __device__ Complex<T> load_complex(const ArrayView& view, int64_t index) {
   return {load_element<T>(view.data, view.dtype, index),
           load_element<T>(view.data, view.dtype, index + view.imag)};
