@@ -449,16 +449,6 @@ SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
   return {x.native != 0};
 }
 
-/// The numbers that the integers are.
-template <class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> to_number(Bits<T, K> x) {
-  if constexpr (Vec<T, K>::kWidth == 1) {
-    return Vec<T, K>::from(static_cast<T>(x.native));
-  } else {
-    return Vec<T, K>::from(__builtin_convertvector(x.native, typename Vec<T, K>::Native));
-  }
-}
-
 /// Lane i of the result is lane Index::at(i) of a, or of b where that is at least the width.
 template <class Index, class T, class K, size_t... kLanes>
 SELECTIVE_SCAN_HD Vec<T, K> shuffle(Vec<T, K> a, Vec<T, K> b, std::index_sequence<kLanes...>) {
