@@ -35,12 +35,15 @@ namespace selective_scan::cpu {
 
 // Bytes in a vector register; 0: no vectors, one number at a time.
 struct Baseline {
+  static constexpr const char* kName = "default";
   static constexpr int kVectorBytes = SELECTIVE_SCAN_VECTOR_EXTENSIONS ? 16 : 0;
 };
 struct Avx2 {
+  static constexpr const char* kName = "avx2";
   static constexpr int kVectorBytes = 32;
 };
 struct Avx512 {
+  static constexpr const char* kName = "avx512";
   static constexpr int kVectorBytes = 64;
 };
 
