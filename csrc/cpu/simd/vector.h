@@ -21,22 +21,16 @@
 #pragma clang fp contract(fast)
 #endif
 
-#if !defined(_MSC_VER) || defined(__clang__)
-#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1
-#else
-#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 0
-#endif
-
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace selective_scan::cpu {
 
-// Bytes in a vector register; 0: no vectors, one number at a time.
+// What SELECTIVE_SCAN_CPU_CAPABILITY calls it, and the bytes in a vector register.
 struct Baseline {
   static constexpr const char* kName = "default";
-  static constexpr int kVectorBytes = SELECTIVE_SCAN_VECTOR_EXTENSIONS ? 16 : 0;
+  static constexpr int kVectorBytes = 16;
 };
 struct Avx2 {
   static constexpr const char* kName = "avx2";
@@ -47,19 +41,10 @@ struct Avx512 {
   static constexpr int kVectorBytes = 64;
 };
 
-/// W elements of type E as the compiler sees them; the element itself for W = 1.
+/// W elements of type E as the compiler sees them.
 template <class E, int W>
 struct NativeVector {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
   typedef E type __attribute__((vector_size(W * sizeof(E))));
-#else
-  static_assert(W == 1, "this compiler has no vector extensions");
-  using type = E;
-#endif
-};
-template <class E>
-struct NativeVector<E, 1> {
-  using type = E;
 };
 template <class E, int W>
 using native_t = typename NativeVector<E, W>::type;
@@ -80,19 +65,13 @@ template <class T, class Capability>
 struct Vec {
   using Scalar = T;
   static constexpr int kBytes = Capability::kVectorBytes;
-  static constexpr int kWidth = kBytes > 0 ? kBytes / static_cast<int>(sizeof(T)) : 1;
+  static constexpr int kWidth = kBytes / static_cast<int>(sizeof(T));
   using Native = native_t<T, kWidth>;
 
   Native native;
 
   Vec() = default;
-  SELECTIVE_SCAN_HD explicit Vec(T value) {
-    if constexpr (kWidth == 1) {
-      native = value;
-    } else {
-      native = value - Native{};
-    }
-  }
+  SELECTIVE_SCAN_HD explicit Vec(T value) { native = value - Native{}; }
 
   static SELECTIVE_SCAN_HD Vec from(Native native) {
     Vec result;
@@ -106,26 +85,14 @@ struct Vec {
   }
   SELECTIVE_SCAN_HD void store(T* target) const { memcpy(target, &native, sizeof(Native)); }
 
-  SELECTIVE_SCAN_HD T lane(int i) const {
-    if constexpr (kWidth == 1) {
-      return native;
-    } else {
-      return native[i];
-    }
-  }
-  SELECTIVE_SCAN_HD void set_lane(int i, T value) {
-    if constexpr (kWidth == 1) {
-      native = value;
-    } else {
-      native[i] = value;
-    }
-  }
+  SELECTIVE_SCAN_HD T lane(int i) const { return native[i]; }
+  SELECTIVE_SCAN_HD void set_lane(int i, T value) { native[i] = value; }
 };
 
 template <class T, class K>
 struct Mask {
   static constexpr int kWidth = Vec<T, K>::kWidth;
-  using Native = std::conditional_t<kWidth == 1, bool, native_t<bits_t<T>, kWidth>>;
+  using Native = native_t<bits_t<T>, kWidth>;
   Native native;
 };
 
@@ -184,30 +151,22 @@ SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> 
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
-  if constexpr (Mask<T, K>::kWidth == 1) {
-    return mask.native;
-  } else {
-    bits_t<T> common = -1;
-    for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
-    return common != 0;
-  }
+  bits_t<T> common = -1;
+  for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
+  return common != 0;
 }
 
 template <class T, class K>
 SELECTIVE_SCAN_HD bool any(Mask<T, K> mask) {
-  if constexpr (Mask<T, K>::kWidth == 1) {
-    return mask.native;
-  } else {
-    bits_t<T> some = 0;
-    for (int i = 0; i < Mask<T, K>::kWidth; ++i) some |= mask.native[i];
-    return some != 0;
-  }
+  bits_t<T> some = 0;
+  for (int i = 0; i < Mask<T, K>::kWidth; ++i) some |= mask.native[i];
+  return some != 0;
 }
 
 /// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
@@ -226,7 +185,7 @@ SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
@@ -315,9 +274,9 @@ SELECTIVE_SCAN_HD Vec<T, K> negative_magnitude(Vec<T, K> x) {
 /// round alike; where additions have units of their own, it is faster too.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   asm("" : "+v"(x.native));
-#elif SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__aarch64__)
+#elif defined(__aarch64__)
   asm("" : "+w"(x.native));
 #endif
   return x;
@@ -327,7 +286,7 @@ SELECTIVE_SCAN_HD Complex<R> kept_apart(Complex<R> x) {
   return {kept_apart(x.re), kept_apart(x.im)};
 }
 
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 /// a·b + c in one rounding, also where the compiler would not fuse the two.
 template <class K>
 SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K> b,
@@ -345,7 +304,7 @@ SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
   using R = Vec<T, K>;
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   if constexpr (R::kBytes == 64 && sizeof(T) == 4) {
     // An estimate of 14 bits and a step of Newton's method take half the time of a division.
     const R estimate = R::from(_mm512_maskz_rcp14_ps(-1, x.native));
@@ -358,7 +317,7 @@ SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
 /// Whether one instruction looks numbers up in a table of as many as there are lanes.
 template <class T, class K>
 constexpr bool kLooksUp = false;
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kLooksUp<float, Avx2> = true;
 template <>
@@ -385,7 +344,7 @@ template <class R>
 constexpr bool kSpreadsHalves = false;
 template <class R>
 R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves);
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kSpreadsHalves<Vec<float, Avx512>> = true;
 
@@ -415,7 +374,7 @@ template <class R, class Element>
 constexpr bool kLoadsParts = false;
 template <class R, class Element>
 auto load_native_part(const Element* source, int64_t count);
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
 template <class Element>
