@@ -53,8 +53,7 @@ double uniform(double low, double high) {
   return std::uniform_real_distribution<double>(low, high)(random_bits);
 }
 
-// --- vector functions
-// -----------------------------------------------------------------------------
+// --- vector functions ----------------------------------------------------------------------------
 
 /// Distance in units of the last place of the exact value.
 template <class T>
@@ -192,8 +191,7 @@ void test_conversions(const std::string& name) {
   expect(stores, "store " + name);
 }
 
-// --- scans
-// ----------------------------------------------------------------------------------------
+// --- scans ---------------------------------------------------------------------------------------
 
 struct Shape {
   int64_t batch, groups, dim, dstate, seqlen;
@@ -317,8 +315,7 @@ cpu::ThreadPool pool_of(int threads) {
           threads};
 }
 
-// --- denormal numbers
-// -----------------------------------------------------------------------------
+// --- denormal numbers ----------------------------------------------------------------------------
 
 /// Whether this thread's arithmetic takes denormal results and operands as 0.
 template <class T>
