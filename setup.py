@@ -339,7 +339,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
 
     class BuildLibraries(BuildExtension):
         def __init__(self, *args, **kwargs) -> None:
-            # The ninja path of BuildExtension does not quote string macros for MSVC.
+            # The ninja path of BuildExtension does not quote string macros for Windows.
             kwargs.update(no_python_abi_suffix=True, use_ninja=os.name != "nt")
             super().__init__(*args, **kwargs)
 
@@ -352,6 +352,12 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             self._write_argument_tables()
             self._forget_libraries_left_out()
             super().run()
+
+        def build_extensions(self) -> None:
+            if os.name == "nt":  # setuptools looks for MSVC alone; clang-cl takes its place
+                self.compiler.initialize()
+                self.compiler.cc = os.environ["CXX"]
+            super().build_extensions()
 
         def build_extension(self, ext: setuptools.Extension) -> None:
             name = ext.name.rpartition(".")[2]
@@ -448,12 +454,17 @@ def import_torch() -> ModuleType:
     return torch
 
 
-def check_compiler() -> None:
-    """MSVC's compiler is looked for by setuptools, beside PATH too."""
-    command = os.environ.get("CXX") or "c++"
-    if os.name != "nt" and shutil.which(command.split()[0]) is None:
+def check_compiler(windows: bool = os.name == "nt") -> None:
+    command = os.environ.get("CXX") or ("cl" if windows else "c++")
+    if windows and "clang-cl" not in command:
         stop(
-            f"building needs a C++ compiler, and there is no {command.split()[0]} on PATH: install "
+            "building on Windows needs clang-cl, which CXX is to name, for the CPU kernels are "
+            f"written in vector extensions that MSVC does not have; got {command!r}."
+        )
+    program = command if windows else command.split()[0]
+    if shutil.which(program) is None:
+        stop(
+            f"building needs a C++ compiler, and there is no {program} on PATH: install "
             "one (on Debian and Ubuntu: apt install g++), or name it by CXX."
         )
 

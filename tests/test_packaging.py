@@ -470,6 +470,13 @@ def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     assert "install" in line
 
 
+@pytest.mark.parametrize("compiler", ["", "cl", r"C:\mingw64\bin\g++.exe"])
+def test_msvc_is_refused(setup, monkeypatch, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(SystemExit, match=r"Windows needs clang-cl, .* got '"):
+        setup.check_compiler(windows=True)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ELF files are Linux's")
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
 @pytest.mark.parametrize("name", ["_cpu", "_cuda"])

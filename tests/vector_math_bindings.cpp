@@ -39,10 +39,6 @@ template <class T>
 void define(py::module_& m) {
   using R = Vec<T, CAPABILITY>;
   m.def("exp", [](const Array<T>& x) { return map(x, [](R v) { return VectorMath::exp(v); }); });
-  m.def("expm1",
-        [](const Array<T>& x) { return map(x, [](R v) { return VectorMath::expm1(v); }); });
-  m.def("log1p",
-        [](const Array<T>& x) { return map(x, [](R v) { return VectorMath::log1p(v); }); });
   m.def("sin", [](const Array<T>& x) {
     return map(x, [](R v) {
       R sine, cosine;

@@ -5,8 +5,8 @@
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define SELECTIVE_SCAN_HD __host__ __device__ __forceinline__
-#elif defined(_MSC_VER)
-#define SELECTIVE_SCAN_HD __forceinline
+#elif !defined(__GNUC__) && !defined(__clang__)
+#error "selective_scan needs GCC, Clang, mingw-w64 or clang-cl: MSVC has no vector extensions."
 #else
 // Always inlined: one header is compiled for several instruction sets in one library, and an
 // out-of-line copy merged by the linker could carry instructions that the processor lacks.

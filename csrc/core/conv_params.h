@@ -44,11 +44,10 @@ struct ConvParams {
   bool silu = false;
   bool is_double = false;
 
-  ArrayView x;       // (batch, channel, step)
-  ArrayView weight;  // (channel, step): its steps are the W taps
-  ArrayView bias;    // (channel), optional
-  ArrayView
-      initial_states;  // (batch, channel, step): the sequences and their W - 1 steps; optional
+  ArrayView x;               // (batch, channel, step)
+  ArrayView weight;          // (channel, step): its steps are the W taps
+  ArrayView bias;            // (channel), optional
+  ArrayView initial_states;  // (batch, channel, step): sequences, their W - 1 steps; optional
 
   IndexArray seq_idx;     // (batch, step), optional
   IndexArray cu_seqlens;  // (sequences + 1), optional; not together with seq_idx
@@ -97,9 +96,8 @@ struct ConvBackwardParams : ConvParams {
 /// Some steps more of a convolution whose state stays in memory, in place; `seqlen` counts them.
 /// The state of a slot is x at its last state_len steps, state_len >= width - 1. With cache_seqlens
 /// it is a ring: x of step t is at t modulo state_len, and cache_seqlens is the number of steps
-/// before these. A row whose index is negative or pad_slot_id is padding: no state is read or
-/// changed for it, and its out is 0. Indices at which there is no slot are padding, too.
-struct ConvUpdateParams : ConvParams {
+/// before these. For a row whose index is padding no state is read or changed, and its out is 0.
+struct ConvUpdateParams : ConvParams, SlotRule {
   ConvUpdateParams() = default;
   explicit ConvUpdateParams(const ConvParams& inputs) : ConvParams(inputs) {}
 
@@ -112,12 +110,8 @@ struct ConvUpdateParams : ConvParams {
   IndexArray cache_seqlens;       // (batch), optional
   IndexArray conv_state_indices;  // (batch), optional: else every row has the slot of its number
 
-  /// kNoSlot for padding.
-  static constexpr int64_t kNoSlot = -1;
   SELECTIVE_SCAN_HD int64_t slot_of(int64_t row) const {
-    if (!conv_state_indices.present()) return row;
-    const int64_t slot = conv_state_indices.at(row);
-    return slot == pad_slot_id || slot < 0 || slot >= slots ? kNoSlot : slot;
+    return conv_state_indices.present() ? named_slot(conv_state_indices.at(row), *this) : row;
   }
 };
 

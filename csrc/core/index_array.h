@@ -24,6 +24,18 @@ struct IndexArray {
   SELECTIVE_SCAN_HD int64_t at(int64_t step_index) const { return at(0, step_index); }
 };
 
+/// How an index names a slot of a pool; a base of the parameters that have such indices.
+struct SlotRule {
+  /// A slot that there is not, as for padding: nothing is read or written.
+  static constexpr int64_t kNoSlot = -1;
+
+  /// Indices that are negative, pad_slot_id or beyond the slots are padding; `Pool` has these two.
+  template <class Pool>
+  static SELECTIVE_SCAN_HD int64_t named_slot(int64_t index, const Pool& pool) {
+    return index < 0 || index >= pool.slots || index == pool.pad_slot_id ? kNoSlot : index;
+  }
+};
+
 /// Sequences that lie one behind the other in `total` steps: sequence i has the steps
 /// [boundaries[i], boundaries[i + 1]). Steps before the first boundary or from the last one on
 /// belong to none. Boundaries out of range or of order are moved to where they do no harm: nothing

@@ -2,7 +2,8 @@
 // the real type: StandardMath here, vector code in cpu/, special-function instructions in cuda/.
 //
 // A policy has static functions of a real type R:
-//   exp(R), expm1(R), log1p(R)    and    sincos(R x, R& sine, R& cosine)
+//   exp(R)    and    sincos(R x, R& sine, R& cosine)
+//   expm1(R), log1p(R)    unless softplus and exact_hold (discretization/exact.h) are its own
 // and for exp(Δ·A) with A fixed, the hot spot of every kernel, a pair
 //   exponent(T A)      A in the unit that suits exp_of, computed once       (T real or complex)
 //   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A)

@@ -17,10 +17,9 @@ struct FlagArray {
 };
 
 /// The states are (channel, state) of each slot, real or complex, of any dtype. A sequence whose
-/// index is negative, pad_slot_id or beyond the slots is padding: nothing is read or written for
-/// it.
-struct StateSlots {
-  static constexpr int64_t kNone = -1;
+/// index is padding has none: nothing is read or written for it.
+struct StateSlots : SlotRule {
+  static constexpr int64_t kNone = kNoSlot;
 
   int64_t sequences = 0;
   int64_t slots = 0;
@@ -34,9 +33,7 @@ struct StateSlots {
   IndexArray indices;   // (sequence), optional: else sequence i has slot i
   FlagArray has_state;  // (sequence): whether it goes on from its slot, else it begins with 0
 
-  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const {
-    return index < 0 || index >= slots || index == pad_slot_id ? kNone : index;
-  }
+  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const { return named_slot(index, *this); }
   SELECTIVE_SCAN_HD int64_t of(int64_t sequence) const {
     return indices.present() ? slot_of(indices.at(sequence)) : sequence;
   }

@@ -43,9 +43,8 @@ struct StepLayer {
   void* state;            // (slot, channel, state)
 };
 
-struct StepParams {
-  /// A slot that there is not: its row is padding.
-  static constexpr int64_t kNoSlot = -1;
+struct StepParams : SlotRule {
+  static constexpr int64_t pad_slot_id = kNoSlot;  // negative indices alone are padding
 
   int64_t batch = 0;
   int64_t steps = 1;
@@ -87,9 +86,7 @@ struct StepParams {
   SELECTIVE_SCAN_HD int64_t rows() const { return batch * steps; }
   SELECTIVE_SCAN_HD int64_t projections() const { return rank + 2 * dstate; }
   SELECTIVE_SCAN_HD int64_t slot(int64_t entry) const {
-    if (!slot_indices.present()) return entry;
-    const int64_t index = slot_indices.at(entry);
-    return index < 0 || index >= slots ? kNoSlot : index;
+    return slot_indices.present() ? named_slot(slot_indices.at(entry), *this) : entry;
   }
 };
 

@@ -2,8 +2,8 @@
 // states that lie in memory between the calls.
 //
 //   h = state[source]        then for every step of a row   h = abar·h + bbar·B·x
-//                                                           y = Σ_n C[n]·h[n], out = (y +
-//                                                           D·x)·silu(z)
+//                                                           y = Σ_n C[n]·h[n] + D·x
+//                                                           out = y·silu(z)
 //   state[destination] = h   after the steps that have a destination
 //
 // with Δ, abar and bbar as in the scan. out is computed from h before it is rounded to the states'
@@ -23,10 +23,7 @@
 
 namespace selective_scan {
 
-struct UpdateParams {
-  /// A slot that there is not: nothing is read or written.
-  static constexpr int64_t kNoSlot = -1;
-
+struct UpdateParams : SlotRule {
   int64_t batch = 0;
   int64_t steps = 1;
   int64_t heads = 1;
@@ -58,10 +55,7 @@ struct UpdateParams {
   IndexArray destinations;  // (batch) or (batch, step), optional: else a row's source
   int64_t pad_slot_id = -1;
 
-  /// The slot that an index names; kNoSlot for one that is padding or out of range.
-  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const {
-    return index < 0 || index >= slots || index == pad_slot_id ? kNoSlot : index;
-  }
+  SELECTIVE_SCAN_HD int64_t slot_of(int64_t index) const { return named_slot(index, *this); }
   SELECTIVE_SCAN_HD int64_t source(int64_t row) const {
     return sources.present() ? slot_of(sources.at(row, 0)) : row;
   }

@@ -11,7 +11,7 @@ namespace {
 bool processor_has(const Capability& capability) {
   const std::string name = capability.name;
   if (name == "default") return true;
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (name == "avx2") return has_avx2;
@@ -24,7 +24,7 @@ bool processor_has(const Capability& capability) {
 
 /// They are in order, from the best to the one that always works.
 const Capability* const kCapabilities[] = {
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__)
     &kAvx512Capability,
     &kAvx2Capability,
 #endif

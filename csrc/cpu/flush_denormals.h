@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
@@ -29,12 +29,12 @@ class FlushDenormals {
   FlushDenormals& operator=(const FlushDenormals&) = delete;
 
  private:
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
   using Control = uint32_t;
   static constexpr Control kFlush = 0x8040;  // MXCSR: results, FTZ, and operands, DAZ
   static Control control() { return _mm_getcsr(); }
   static void set_control(Control value) { _mm_setcsr(value); }
-#elif defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+#elif defined(__aarch64__)
   using Control = uint64_t;
   static constexpr Control kFlush = uint64_t{1} << 24;  // FPCR: FZ, of both
   static Control control() {

@@ -1,17 +1,3 @@
-// Sweeps of complex states for x86-64 processors with AVX2 and FMA.
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-
-#include "begin_avx2.h"
-
-#include "../selective/sweep_kernels.h"
-
-namespace selective_scan::cpu {
-
-template struct Sweeps<Complex<Vec<float, Avx2>>>;
-template struct Sweeps<Complex<Vec<double, Avx2>>>;
-
-}  // namespace selective_scan::cpu
-
-#include "end.h"
-
-#endif
+// For x86-64 processors with AVX2 and FMA.
+#define SELECTIVE_SCAN_AVX2
+#include "complex_sweeps.h"

@@ -1,16 +1,3 @@
-// Kernels for x86-64 processors with AVX-512.
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-
-#include "begin_avx512.h"
-
+// For x86-64 processors with AVX-512.
+#define SELECTIVE_SCAN_AVX512
 #include "kernel_table.h"
-
-namespace selective_scan::cpu {
-
-constexpr Capability kAvx512Capability = make_capability<Avx512>("avx512");
-
-}  // namespace selective_scan::cpu
-
-#include "end.h"
-
-#endif

@@ -1,17 +1,3 @@
-// Sweeps of complex states for x86-64 processors with AVX-512.
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-
-#include "begin_avx512.h"
-
-#include "../selective/sweep_kernels.h"
-
-namespace selective_scan::cpu {
-
-template struct Sweeps<Complex<Vec<float, Avx512>>>;
-template struct Sweeps<Complex<Vec<double, Avx512>>>;
-
-}  // namespace selective_scan::cpu
-
-#include "end.h"
-
-#endif
+// For x86-64 processors with AVX-512.
+#define SELECTIVE_SCAN_AVX512
+#include "complex_sweeps.h"

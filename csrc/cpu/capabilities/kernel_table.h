@@ -1,5 +1,7 @@
-// The table of all kernels of one instruction set, filled in by the file that compiles them.
-#pragma once
+// The table of all kernels for the instruction set of a source, and those that are no other part's.
+#include "instructions.h"
+
+#if defined(SELECTIVE_SCAN_INSTRUCTION_SET)
 
 #include "../capability.h"
 #include "../conv/backward.h"
@@ -55,8 +57,8 @@ constexpr UpdateKernels update_kernels_of() {
 }
 
 template <class InstructionSet>
-constexpr Capability make_capability(const char* name) {
-  Capability capability{name, {}, {}, {}, {}, {}, {}, {}, {}};
+constexpr Capability make_capability() {
+  Capability capability{InstructionSet::kName, {}, {}, {}, {}, {}, {}, {}, {}};
   using Single = Vec<float, InstructionSet>;
   using Double = Vec<double, InstructionSet>;
   capability.kernels[0][0] = kernels_of<Single>();
@@ -86,4 +88,10 @@ constexpr Capability make_capability(const char* name) {
   return capability;
 }
 
+constexpr Capability SELECTIVE_SCAN_CAPABILITY = make_capability<SELECTIVE_SCAN_INSTRUCTION_SET>();
+
 }  // namespace selective_scan::cpu
+
+#endif
+
+#include "instructions.h"

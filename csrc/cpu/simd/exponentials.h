@@ -43,7 +43,6 @@ struct MathConstants<float> {
 
   static constexpr float kLogPolynomial[] = {0.66666685839065502853f, 0.39988487386516276949f,
                                              0.29592458350355689355f};
-  static constexpr int32_t kSqrtHalf = 0x3f3504f3;
   static constexpr float kLog1pPolynomial[] = {
       0.49999932760013766f,  -0.3333051127819373f,  0.249585870644267f,
       -0.19695398683885576f, 0.15355390922094583f,  -0.10680546594555543f,
@@ -85,7 +84,6 @@ struct MathConstants<double> {
                                               0.28571428629230372521, 0.22222210614037096151,
                                               0.18182926419190156827, 0.15330500525603109161,
                                               0.14631340761670104637};
-  static constexpr int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
 
   static constexpr int kExactParts = 1;
   static constexpr double kHalfPi[] = {0x1.921fb544p+0, 0x1.0b4611a4p-34, 0x1.13198a2cp-65,

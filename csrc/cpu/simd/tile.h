@@ -32,17 +32,13 @@ struct Section {
 /// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
 /// power of two apart would drive each other out of the first.
 SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes), 0, 2);
-#else
-  (void)base, (void)bytes;
-#endif
 }
 
 /// Stores past the caches, which spares reading what is there. `target` is aligned as vectors are.
 template <class T, class K>
 SELECTIVE_SCAN_HD void store_past_caches(Vec<T, K> x, T* target) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   float* numbers = reinterpret_cast<float*>(target);
   if constexpr (Vec<T, K>::kBytes == 64) {
     _mm512_stream_ps(numbers, bit_cast<__m512>(x.native));
@@ -57,7 +53,7 @@ SELECTIVE_SCAN_HD void store_past_caches(Vec<T, K> x, T* target) {
 }
 /// Makes those visible before whatever is stored next.
 SELECTIVE_SCAN_HD void finish_stores_past_caches() {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
@@ -69,14 +65,12 @@ struct Converter {
   using T = typename R::Scalar;
 
   /// Whether a lane of R has room for two consecutive elements, the first in its low bits.
-  static constexpr bool kPairs = kWidth > 1 && sizeof(T) == 4 &&
-                                 sizeof(Element) == 2 && std::endian::native == std::endian::little;
+  static constexpr bool kPairs =
+      sizeof(T) == 4 && sizeof(Element) == 2 && std::endian::native == std::endian::little;
 
   static SELECTIVE_SCAN_HD R load(const Element* source) {
     if constexpr (std::is_same_v<Element, T>) {
       return R::load(source);
-    } else if constexpr (kWidth == 1) {
-      return R(scalar(*source));
     } else if constexpr (sizeof(Element) == 2) {
       native_t<uint16_t, kWidth> packed;
       memcpy(&packed, source, sizeof(packed));
@@ -112,8 +106,6 @@ struct Converter {
   static SELECTIVE_SCAN_HD void store(R value, Element* target) {
     if constexpr (std::is_same_v<Element, T>) {
       value.store(target);
-    } else if constexpr (kWidth == 1) {
-      store_scalar(value.native, target);
     } else if constexpr (sizeof(Element) == 2) {
       const auto packed =
           __builtin_convertvector(narrow(__builtin_convertvector(value.native, Floats), Element{}),
@@ -154,7 +146,6 @@ struct Converter {
   }
 
  private:
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
   // The functions of core/dtype.h, for all lanes at once.
   using Words = native_t<uint32_t, kWidth>;
   using Integers = native_t<int32_t, kWidth>;
@@ -212,7 +203,6 @@ struct Converter {
                                                   : normal;
     return half | ((bits >> 16) & 0x8000u);
   }
-#endif
 };
 
 /// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.

@@ -21,42 +21,30 @@
 #pragma clang fp contract(fast)
 #endif
 
-#if !defined(_MSC_VER) || defined(__clang__)
-#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 1
-#else
-#define SELECTIVE_SCAN_VECTOR_EXTENSIONS 0
-#endif
-
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace selective_scan::cpu {
 
-// Bytes in a vector register; 0: no vectors, one number at a time.
+// What SELECTIVE_SCAN_CPU_CAPABILITY calls it, and the bytes in a vector register.
 struct Baseline {
-  static constexpr int kVectorBytes = SELECTIVE_SCAN_VECTOR_EXTENSIONS ? 16 : 0;
+  static constexpr const char* kName = "default";
+  static constexpr int kVectorBytes = 16;
 };
 struct Avx2 {
+  static constexpr const char* kName = "avx2";
   static constexpr int kVectorBytes = 32;
 };
 struct Avx512 {
+  static constexpr const char* kName = "avx512";
   static constexpr int kVectorBytes = 64;
 };
 
-/// W elements of type E as the compiler sees them; the element itself for W = 1.
+/// W elements of type E as the compiler sees them.
 template <class E, int W>
 struct NativeVector {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS
   typedef E type __attribute__((vector_size(W * sizeof(E))));
-#else
-  static_assert(W == 1, "this compiler has no vector extensions");
-  using type = E;
-#endif
-};
-template <class E>
-struct NativeVector<E, 1> {
-  using type = E;
 };
 template <class E, int W>
 using native_t = typename NativeVector<E, W>::type;
@@ -77,19 +65,13 @@ template <class T, class Capability>
 struct Vec {
   using Scalar = T;
   static constexpr int kBytes = Capability::kVectorBytes;
-  static constexpr int kWidth = kBytes > 0 ? kBytes / static_cast<int>(sizeof(T)) : 1;
+  static constexpr int kWidth = kBytes / static_cast<int>(sizeof(T));
   using Native = native_t<T, kWidth>;
 
   Native native;
 
   Vec() = default;
-  SELECTIVE_SCAN_HD explicit Vec(T value) {
-    if constexpr (kWidth == 1) {
-      native = value;
-    } else {
-      native = value - Native{};
-    }
-  }
+  SELECTIVE_SCAN_HD explicit Vec(T value) { native = value - Native{}; }
 
   static SELECTIVE_SCAN_HD Vec from(Native native) {
     Vec result;
@@ -103,26 +85,14 @@ struct Vec {
   }
   SELECTIVE_SCAN_HD void store(T* target) const { memcpy(target, &native, sizeof(Native)); }
 
-  SELECTIVE_SCAN_HD T lane(int i) const {
-    if constexpr (kWidth == 1) {
-      return native;
-    } else {
-      return native[i];
-    }
-  }
-  SELECTIVE_SCAN_HD void set_lane(int i, T value) {
-    if constexpr (kWidth == 1) {
-      native = value;
-    } else {
-      native[i] = value;
-    }
-  }
+  SELECTIVE_SCAN_HD T lane(int i) const { return native[i]; }
+  SELECTIVE_SCAN_HD void set_lane(int i, T value) { native[i] = value; }
 };
 
 template <class T, class K>
 struct Mask {
   static constexpr int kWidth = Vec<T, K>::kWidth;
-  using Native = std::conditional_t<kWidth == 1, bool, native_t<bits_t<T>, kWidth>>;
+  using Native = native_t<bits_t<T>, kWidth>;
   Native native;
 };
 
@@ -181,30 +151,22 @@ SELECTIVE_SCAN_HD Vec<T, K> select(Mask<T, K> condition, Vec<T, K> a, Vec<T, K> 
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD bool all(Mask<T, K> mask) {
-  if constexpr (Mask<T, K>::kWidth == 1) {
-    return mask.native;
-  } else {
-    bits_t<T> common = -1;
-    for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
-    return common != 0;
-  }
+  bits_t<T> common = -1;
+  for (int i = 0; i < Mask<T, K>::kWidth; ++i) common &= mask.native[i];
+  return common != 0;
 }
 
 template <class T, class K>
 SELECTIVE_SCAN_HD bool any(Mask<T, K> mask) {
-  if constexpr (Mask<T, K>::kWidth == 1) {
-    return mask.native;
-  } else {
-    bits_t<T> some = 0;
-    for (int i = 0; i < Mask<T, K>::kWidth; ++i) some |= mask.native[i];
-    return some != 0;
-  }
+  bits_t<T> some = 0;
+  for (int i = 0; i < Mask<T, K>::kWidth; ++i) some |= mask.native[i];
+  return some != 0;
 }
 
 /// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
@@ -223,7 +185,7 @@ SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   using R = Vec<T, K>;
   constexpr bool kIsDouble = sizeof(T) == 8;
   if constexpr (R::kBytes == 64) {
@@ -312,9 +274,9 @@ SELECTIVE_SCAN_HD Vec<T, K> negative_magnitude(Vec<T, K> x) {
 /// round alike; where additions have units of their own, it is faster too.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   asm("" : "+v"(x.native));
-#elif SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__aarch64__)
+#elif defined(__aarch64__)
   asm("" : "+w"(x.native));
 #endif
   return x;
@@ -324,7 +286,7 @@ SELECTIVE_SCAN_HD Complex<R> kept_apart(Complex<R> x) {
   return {kept_apart(x.re), kept_apart(x.im)};
 }
 
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 /// a·b + c in one rounding, also where the compiler would not fuse the two.
 template <class K>
 SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K> b,
@@ -342,7 +304,7 @@ SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
   using R = Vec<T, K>;
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
   if constexpr (R::kBytes == 64 && sizeof(T) == 4) {
     // An estimate of 14 bits and a step of Newton's method take half the time of a division.
     const R estimate = R::from(_mm512_maskz_rcp14_ps(-1, x.native));
@@ -355,7 +317,7 @@ SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
 /// Whether one instruction looks numbers up in a table of as many as there are lanes.
 template <class T, class K>
 constexpr bool kLooksUp = false;
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kLooksUp<float, Avx2> = true;
 template <>
@@ -382,7 +344,7 @@ template <class R>
 constexpr bool kSpreadsHalves = false;
 template <class R>
 R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves);
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kSpreadsHalves<Vec<float, Avx512>> = true;
 
@@ -412,7 +374,7 @@ template <class R, class Element>
 constexpr bool kLoadsParts = false;
 template <class R, class Element>
 auto load_native_part(const Element* source, int64_t count);
-#if SELECTIVE_SCAN_VECTOR_EXTENSIONS && defined(__x86_64__)
+#if defined(__x86_64__)
 template <>
 constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
 template <class Element>
@@ -447,16 +409,6 @@ SELECTIVE_SCAN_HD auto load_native_part(const Element* source, int64_t count) {
 template <class T, class K>
 SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
   return {x.native != 0};
-}
-
-/// The numbers that the integers are.
-template <class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> to_number(Bits<T, K> x) {
-  if constexpr (Vec<T, K>::kWidth == 1) {
-    return Vec<T, K>::from(static_cast<T>(x.native));
-  } else {
-    return Vec<T, K>::from(__builtin_convertvector(x.native, typename Vec<T, K>::Native));
-  }
 }
 
 /// Lane i of the result is lane Index::at(i) of a, or of b where that is at least the width.

@@ -4,8 +4,6 @@
 // trade the outermost binades for speed.
 #pragma once
 
-#include <limits>
-
 #include "../../core/complex.h"
 #include "../../core/discretization.h"
 #include "../../core/math.h"
@@ -20,15 +18,15 @@ SELECTIVE_SCAN_HD Vec<T, K> power_of_two(Bits<T, K> biased) {
   return as_number(biased << MathConstants<T>::kMantissaBits);
 }
 
-/// log(1 + f) + tail for 1 + f in [sqrt(1/2), sqrt(2)] and a small tail.
+/// log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)].
 template <class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> log1p_of_reduced(Vec<T, K> f, Vec<T, K> tail) {
+SELECTIVE_SCAN_HD Vec<T, K> log1p_of_reduced(Vec<T, K> f) {
   using R = Vec<T, K>;
   const R s = f / (R(2) + f);
   const R s2 = s * s;
   const R half_square = R(T(0.5)) * f * f;
   const R series = s2 * polynomial(s2, MathConstants<T>::kLogPolynomial);
-  return f - (half_square - (s * (half_square + series) + tail));
+  return f - (half_square - s * (half_square + series));
 }
 
 /// log(1 + t) for 0 <= t <= 1.
@@ -41,7 +39,7 @@ SELECTIVE_SCAN_HD Vec<T, K> log1p_of_fraction(Vec<T, K> t) {
     const auto is_large = t > R(T(0.41421356237309504880));  // sqrt(2) - 1
     const R f = select(is_large, R(T(0.5)) * t - R(T(0.5)), t);
     const R log_of_scale = select(is_large, R(T(0.69314718055994530942)), R(T(0)));
-    return log_of_scale + log1p_of_reduced(f, R(T(0)));
+    return log_of_scale + log1p_of_reduced(f);
   }
 }
 
@@ -60,10 +58,6 @@ struct VectorMathOf {
     return (R(1) + reduced.growth) * power_of_two(half + bits_t<T>(Constants::kExponentBias)) *
            power_of_two((n - half) + bits_t<T>(Constants::kExponentBias));
   }
-  template <class R>
-  static SELECTIVE_SCAN_HD Complex<R> exp(Complex<R> x) {
-    return complex_exp<VectorMathOf>(x);
-  }
 
   /// exp for x <= 0 and NaN. 2^n is out of range below alone: half its binades come last.
   template <class T, class K>
@@ -80,37 +74,6 @@ struct VectorMathOf {
       const R power = power_of_two(reduced.biased + Constants::kSubnormalShift);
       return (power + power * reduced.growth) * R(Constants::kSubnormalScale);
     }
-  }
-
-  template <class T, class K>
-  static SELECTIVE_SCAN_HD Vec<T, K> expm1(Vec<T, K> x) {
-    using R = Vec<T, K>;
-    // Below -40 it is -1. Half of 2^n is representable also where 2^n is not.
-    const ReducedExp<T, K> reduced(clamp(x, T(-40), MathConstants<T>::kExpHigh));
-    const R half = power_of_two(reduced.biased + bits_t<T>(-1));
-    const R half_result = half * reduced.growth + (half - R(T(0.5)));
-    return half_result + half_result;
-  }
-
-  template <class T, class K>
-  static SELECTIVE_SCAN_HD Vec<T, K> log1p(Vec<T, K> x) {
-    using R = Vec<T, K>;
-    using Constants = MathConstants<T>;
-    constexpr bits_t<T> kOne = bits_t<T>(Constants::kExponentBias) << Constants::kMantissaBits;
-    constexpr bits_t<T> kMantissa = (bits_t<T>(1) << Constants::kMantissaBits) - 1;
-    const R sum = R(1) + x;
-    // What the sum lost, as a correction to its logarithm.
-    const R lost = select(sum > R(2), R(1) - (sum - x), x - (sum - R(1))) / sum;
-    // sum = 2^k·(1 + f) with 1 + f in [sqrt(1/2), sqrt(2)).
-    const Bits<T, K> shifted = bits_of(sum) + (kOne - Constants::kSqrtHalf);
-    const R k =
-        to_number((shifted >> Constants::kMantissaBits) + bits_t<T>(-Constants::kExponentBias));
-    const R f = as_number((shifted & kMantissa) + Constants::kSqrtHalf) - R(1);
-    const R result =
-        k * R(Constants::kLn2High) + log1p_of_reduced(f, k * R(Constants::kLn2Low) + lost);
-    constexpr T kInfinity = std::numeric_limits<T>::infinity();
-    const R at_end = select(x == R(-1), R(-kInfinity), R(std::numeric_limits<T>::quiet_NaN()));
-    return select(x > R(-1), select(x == R(kInfinity), x, result), at_end);
   }
 
   /// 1/(1 + exp(-x)), 0 where exp(-x) would become infinite. Where it would become too small, it
@@ -258,7 +221,7 @@ struct VectorMathOf {
   }
 
  private:
-  /// exp(i·angle) - 1 = -versine + i·sine, by half the angle as in expm1 (core/math.h).
+  /// exp(i·angle) - 1 = -versine + i·sine, by half the angle, so that nothing cancels.
   template <class R>
   struct Turn {
     R versine;

@@ -1,0 +1,19 @@
+// The scan with full state matrices for the instruction set of a source.
+#include "instructions.h"
+
+#if defined(SELECTIVE_SCAN_INSTRUCTION_SET)
+
+#include "../matrix/kernel_table.h"
+
+namespace selective_scan::cpu {
+
+template struct MatrixScan<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+template struct MatrixScan<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+template struct MatrixScan<Complex<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>>;
+template struct MatrixScan<Complex<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>>;
+
+}  // namespace selective_scan::cpu
+
+#endif
+
+#include "instructions.h"

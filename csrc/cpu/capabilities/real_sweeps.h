@@ -1,0 +1,17 @@
+// Sweeps of real states for the instruction set of a source.
+#include "instructions.h"
+
+#if defined(SELECTIVE_SCAN_INSTRUCTION_SET)
+
+#include "../selective/sweep_kernels.h"
+
+namespace selective_scan::cpu {
+
+template struct Sweeps<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+template struct Sweeps<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+
+}  // namespace selective_scan::cpu
+
+#endif
+
+#include "instructions.h"

@@ -1,0 +1,17 @@
+// A token's step through a stack of layers for the instruction set of a source.
+#include "instructions.h"
+
+#if defined(SELECTIVE_SCAN_INSTRUCTION_SET)
+
+#include "../step/step.h"
+
+namespace selective_scan::cpu {
+
+template struct StackStep<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+template struct StackStep<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+
+}  // namespace selective_scan::cpu
+
+#endif
+
+#include "instructions.h"
