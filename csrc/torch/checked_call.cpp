@@ -98,19 +98,10 @@ Alternative CheckedCall::present(const Alternative& dims) const {
   return result;
 }
 
-bool CheckedCall::holds(const ArgumentShape& shape, const Tensor& tensor) const {
-  if (shape.block_of != kNoIndex) {
-    const int64_t rank = shape.alternatives[0].rank;
-    const int64_t block = tensor.dim() == rank ? tensor.size(rank - 1) : 0;
-    return block > 0 && sizes_[shape.block_of] % block == 0;
-  }
-  return shape.where == kNoIndex || !tensors_[shape.where].empty();
-}
-
 void CheckedCall::check_shape_of_entry(const Entry& entry) {
   const ArgumentShape& shape = table_.arguments[entry.argument].shape;
   const Tensor& tensor = entry.tensor;
-  const bool is_first = holds(shape, tensor);
+  const bool is_first = shape.where == kNoIndex || !tensors_[shape.where].empty();
   const Alternative* all = is_first ? shape.alternatives.data() : shape.otherwise.data();
   const Index count = is_first ? shape.count : 1;
   const int64_t rank = count > 1 ? tensor.dim() : 0;
