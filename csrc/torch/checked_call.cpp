@@ -28,7 +28,7 @@ std::string text_of(const Alternative& dims) {
 /// "x_proj[3]": text that a call which is right has no use for.
 std::string CheckedCall::name_of(const Entry& entry) const {
   const Argument& argument = table_.arguments[entry.argument];
-  return argument.is_list ? joined({argument.name, "[", entry.number, "]"}) : argument.name;
+  return argument.is_list ? joined(argument.name, "[", entry.number, "]") : argument.name;
 }
 
 void CheckedCall::check_kinds() {
@@ -162,8 +162,8 @@ void CheckedCall::check_dims(const Entry& entry, std::span<const Index> dims) {
     const int64_t size = sizes[i];
     if (size < dim.least || (dim.most != kNoIndex && size > dim.most)) {
       fail(name_of(entry), " must have ", dim.name, " of ",
-           dim.most == kNoIndex ? joined({"at least ", dim.least})
-                                : joined({dim.least, " to ", dim.most}),
+           dim.most == kNoIndex ? joined("at least ", dim.least)
+                                : joined(dim.least, " to ", dim.most),
            ", got ", shape_text(tensor));
     }
     if (dim.terms[0].size == kDstate && limits_.max_dstate > 0 && size > limits_.max_dstate) {

@@ -75,9 +75,9 @@ int64_t unitary_state_chunk() {
 }
 
 std::string cpu_build_info() {
-  return joined({"{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"",
-                 compiler_name(), "\", \"capability\": \"", cpu::capability(),
-                 "\", \"methods\": \"", built_methods(), "\"}"});
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"capability\": \"", cpu::capability(), "\", \"methods\": \"", built_methods(),
+                "\"}");
 }
 
 }  // namespace

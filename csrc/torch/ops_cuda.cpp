@@ -62,10 +62,10 @@ struct UnitaryBackend : CudaBackend {
 };
 
 std::string cuda_build_info() {
-  return joined({"{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"",
-                 compiler_name(), "\", \"cuda\": \"", CUDART_VERSION / 1000, ".",
-                 CUDART_VERSION % 1000 / 10, "\", \"architectures\": \"",
-                 SELECTIVE_SCAN_CUDA_ARCHITECTURES, "\", \"methods\": \"", built_methods(), "\"}"});
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"cuda\": \"", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10,
+                "\", \"architectures\": \"", SELECTIVE_SCAN_CUDA_ARCHITECTURES,
+                "\", \"methods\": \"", built_methods(), "\"}");
 }
 
 /// The CUDA version of the driver, as CUDART_VERSION is written; 0 without a driver.

@@ -407,21 +407,21 @@ void define_parts_of_scans(auto& library) {
       "Tensor? delta_bias, bool delta_softplus, str discretization_method, "
       "Tensor? initial_state, bool reverse";
   library.def(
-      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
+      joined("selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state")
           .c_str());
   library.def(
-      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
+      joined("selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map")
           .c_str());
   // `entrance` is the number of a function of Python's: see ranks.h.
   const std::string forward = scanned +
                               ", Tensor? input_delta, bool is_told, int entrance, "
                               "bool save_states) -> (Tensor out, Tensor last_state, Tensor";
-  library.def(joined({"selective_scan_between_fwd(", forward, "? states)"}).c_str());
-  library.def(joined({"selective_scan_between_fwd_traced(", forward, " states)"}).c_str());
-  library.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
-                      ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> "
-                      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-                      "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
+  library.def(joined("selective_scan_between_fwd(", forward, "? states)").c_str());
+  library.def(joined("selective_scan_between_fwd_traced(", forward, " states)").c_str());
+  library.def(joined("selective_scan_between_bwd(Tensor? dout, ", scanned,
+                     ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> "
+                     "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                     "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)")
                   .c_str());
 }
 

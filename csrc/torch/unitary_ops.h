@@ -19,15 +19,47 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/unitary_params.h"
+#include "argument_tables.h"
 #include "backend.h"
+#include "checked_call.h"
 #include "dispatcher.h"
 #include "optional_results.h"
 #include "scan_ops.h"
-#include "unitary_arguments.h"
 
 namespace selective_scan::op {
 
 using torch::stable::transpose;
+
+/// What the forward and the backward op have in common.
+using UnitaryArguments = tables::AdaptiveUnitaryScanArguments;
+
+/// b or c
+inline ArrayView weights_view(const Tensor& tensor) {
+  if (tensor.dim() == 1) return view_of(tensor, &ArrayView::state);
+  return view_of(tensor, &ArrayView::batch, tensor.dim() == 4 ? &ArrayView::group : kNone,
+                 &ArrayView::state, &ArrayView::step);
+}
+
+/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in,
+/// but for theta and the states. `max_dstate` is the backend's limit, 0 for none.
+inline UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
+  UnitaryScanParams params;
+  CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.tensors());
+  call.check_shapes();
+  set_sizes(params, call);
+  params.variable_b = args.b.dim() > 1;
+  params.variable_c = args.c.dim() > 1;
+
+  params.u = sequence_view(args.u);
+  params.dt = sequence_view(args.dt);
+  if (args.z) params.z = sequence_view(*args.z);
+  params.x_bias = pole_view(args.x_bias);
+  params.b = weights_view(args.b);
+  params.c = weights_view(args.c);
+  params.D = channel_view(args.D);
+  return params;
+}
 
 inline Tensor new_zeros_of(const Tensor& like, IntHeaderOnlyArrayRef shape, ScalarType dtype) {
   Tensor tensor = allocate(like, shape, dtype);
