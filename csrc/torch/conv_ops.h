@@ -244,7 +244,6 @@ struct ConvOps {
   decltype(&causal_conv1d_fwd<void>) forward;
   decltype(&causal_conv1d_bwd<void, Tensor>) backward;
 };
-extern const ConvOps kCpuConvOps, kCudaConvOps;
 /// The activation of a layer's convolution.
 inline const std::optional<std::string> kSilu = "silu";
 

@@ -444,7 +444,6 @@ struct ScanOps {
   decltype(&scan_forward<DiagonalA>) forward;
   decltype(&other_gradients<DiagonalA>) backward;
 };
-extern const ScanOps kCpuScanOps, kCudaScanOps;
 template <class Backend>
 constexpr ScanOps scan_ops() {
   return {&scan_forward<Backend>, &other_gradients<Backend>};
