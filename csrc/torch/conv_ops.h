@@ -9,13 +9,13 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 
 #include "../core/conv_params.h"
 #include "argument_tables.h"
 #include "backend.h"
 #include "checked_call.h"
 #include "optional_results.h"
+#include "scan_arguments.h"
 #include "state_slots.h"
 
 namespace selective_scan::op {
@@ -54,7 +54,9 @@ inline void check_sequences(const ConvArguments& args) {
 }
 
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
-inline ConvParams make_conv_params(const ConvArguments& args) {
+/// With `reverse` batch entries, which are one sequence each, run from their last step to their
+/// first.
+inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
   ConvParams params;
   params.silu = parse_activation(args.activation);
   CheckedCall call(tables::kCausalConv1d, {}, args.tensors());
@@ -63,7 +65,7 @@ inline ConvParams make_conv_params(const ConvArguments& args) {
   set_sizes(params, call);
   params.sequences = call[tables::kSequences];
 
-  params.x = conv_view(args.x);
+  params.x = sequence_view(args.x, reverse);
   params.weight = taps_view(args.weight);
   if (args.bias) params.bias = taps_view(*args.bias);
   if (args.seq_idx) params.seq_idx = index_view(*args.seq_idx);
@@ -136,14 +138,14 @@ inline bool is_empty(const ConvParams& params) {
 
 /// Its final states are there where they are asked for.
 template <class Backend>
-std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+std::tuple<Tensor, OptionalTensor> conv_forward(const ConvArguments& args, bool reverse) {
   const Tensor& x = args.x;
-  ConvForwardParams params(make_conv_params(args));
+  ConvForwardParams params(make_conv_params(args, reverse));
   const Backend backend(x);
   backend.check(params);
   Tensor out = allocate_like(x);
   OptionalTensor final_states;
-  params.out = conv_view(out);
+  params.out = sequence_view(out, reverse);
   if (args.return_final_states) {
     final_states = allocate(x, {params.sequences, params.dim, params.width - 1}, dtype_of(x));
     params.final_states = conv_view(*final_states);
@@ -152,45 +154,58 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   return {out, final_states};
 }
 
+template <class Backend>
+std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+  return conv_forward<Backend>(args, false);
+}
+
 /// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
 /// undefined tensor.
 using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using OtherConvGradients = std::tuple<Tensor, Tensor, Tensor>;
 
-/// Returns all gradients, or those but dx, if the caller lends a tensor for that: one of any
-/// strides, such as one half of a wider row, which must share no memory with the inputs.
-template <class Backend, class... Lent>
-std::conditional_t<sizeof...(Lent) == 0, ConvGradients, OtherConvGradients> causal_conv1d_bwd(
-    const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
-    const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
-    const std::optional<std::string>& activation, const Lent&... lent) {
-  const ConvArguments args{
-      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
-  ConvBackwardParams params(make_conv_params(args));
-  Tensor dx;
-  ((dx = lent), ...);
-  check_conv_gradients(args, params, dout, dfinal_states, if_defined(dx));
+/// Fills dx where it is given: a tensor of any strides, such as one half of a wider row, which must
+/// share no memory with the inputs.
+template <class Backend>
+ConvGradients conv_backward(const ConvArguments& args, const OptionalTensor& dout,
+                            const OptionalTensor& dfinal_states, const OptionalTensor& given_dx,
+                            bool reverse) {
+  const Tensor& x = args.x;
+  ConvBackwardParams params(make_conv_params(args, reverse));
+  check_conv_gradients(args, params, dout, dfinal_states, given_dx);
   const Backend backend(x);
   backend.check(params);
-  if (!dx.defined()) dx = allocate_like(x);
-  const Tensor dweight = allocate_like(weight), dbias = allocate_like(bias);
-  const Tensor dinitial_states = allocate_like(initial_states);
+  const Tensor dx = given_dx ? *given_dx : allocate_like(x);
+  const Tensor dweight = allocate_like(args.weight), dbias = allocate_like(args.bias);
+  const Tensor dinitial_states = allocate_like(args.initial_states);
   if (is_empty(params)) {
     fill_with_zeros(std::tie(dx, dweight, dbias, dinitial_states));
   } else {
-    if (dout) params.dout = conv_view(*dout);
+    if (dout) params.dout = sequence_view(*dout, reverse);
     if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
-    params.dx = conv_view(dx);
+    params.dx = sequence_view(dx, reverse);
     params.dweight = taps_view(dweight);
-    if (bias) params.dbias = taps_view(dbias);
-    if (initial_states) params.dinitial_states = conv_view(dinitial_states);
+    if (args.bias) params.dbias = taps_view(dbias);
+    if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
     launch_with_workspace(backend, x, params);
   }
+  return {dx, dweight, dbias, dinitial_states};
+}
+
+/// Returns all gradients, or those but dx, if the caller lends a tensor for that.
+template <class Backend, class... Lent>
+auto causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                       const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                       const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
+                       const OptionalTensor& initial_states,
+                       const std::optional<std::string>& activation, const Lent&... lent) {
+  const ConvGradients made = conv_backward<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, OptionalTensor(lent...), false);
   if constexpr (sizeof...(Lent) == 0) {
-    return {dx, dweight, dbias, dinitial_states};
+    return made;
   } else {
-    return {dweight, dbias, dinitial_states};
+    const auto& [dx, dweight, dbias, dinitial_states] = made;
+    return std::make_tuple(dweight, dbias, dinitial_states);
   }
 }
 
@@ -241,8 +256,8 @@ void implement_convolution(auto& library) {
 
 /// The ops of a backend, for others that are made of them.
 struct ConvOps {
-  decltype(&causal_conv1d_fwd<void>) forward;
-  decltype(&causal_conv1d_bwd<void, Tensor>) backward;
+  decltype(&conv_forward<void>) forward;
+  decltype(&conv_backward<void>) backward;
 };
 /// The activation of a layer's convolution.
 inline const std::optional<std::string> kSilu = "silu";

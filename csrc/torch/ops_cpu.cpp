@@ -103,7 +103,7 @@ Tensor sum(const Tensor& residual, const Tensor& product) {
 }
 
 constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
-constexpr ConvOps kConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd<CpuBackend, Tensor>};
+constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast, &sum};
 

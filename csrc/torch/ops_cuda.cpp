@@ -144,8 +144,7 @@ Tensor sum(const Tensor& residual, const Tensor& product) {
 }
 
 constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
-constexpr ConvOps kConvOps{&causal_conv1d_fwd<CudaBackend>,
-                           &causal_conv1d_bwd<CudaBackend, Tensor>};
+constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
 
