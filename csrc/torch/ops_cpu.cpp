@@ -124,7 +124,7 @@ std::string cpu_build_info() {
 
 SELECTIVE_SCAN_LIBRARY(m) {
   for (const char* schema : tables::kSchemas) m.def(schema);
-  define_parts_of_scans(m);
+  define_scans_between(m);
   define_cross_scan(m);
   define_norm(m);
   m.def("unitary_state_chunk() -> int");
