@@ -15,7 +15,6 @@ from ._table import (
     PROJECTION_DTYPES,
     PROJECTIONS,
     STATE_DTYPES,
-    DtypeOf,
     Option,
     Shape,
     Table,
@@ -108,23 +107,10 @@ def scan_operator(
 
 
 POLE_DTYPES = (*SINGLE_OR_DOUBLE, *COMPLEX)
-_POLES_OF_METHODS = TensorArgument("A", POLE_DTYPES, Shape((POLES,), before=_refuse_matrices))
 SELECTIVE_SCAN = scan_operator(
-    "selective_scan", _POLES_OF_METHODS, METHODS, scan_flops, given_gradients="u delta B C z"
-)
-# What all steps do to the state that enters them, h → factor·h + offset.
-SEGMENT_MAP = Operator(
-    "selective_scan_segment_map",
-    scan_arguments(_POLES_OF_METHODS, METHODS, INPUT_DELTA),
-    results=[Result("map", ("batch", 2, "dim", "dstate"), lambda call: call.state_dtype)],
-)
-# The gradient of the state before the first step alone, where none comes of the last state.
-STATE_GRADIENT = Operator(
-    "selective_scan_state_gradient",
-    scan_arguments(
-        _POLES_OF_METHODS,
-        METHODS,
-        TensorArgument("dout", DtypeOf("u"), _SEQUENCE),
-    ),
-    results=[Result("dinitial_state", _STATE, lambda call: call.state_dtype)],
+    "selective_scan",
+    TensorArgument("A", POLE_DTYPES, Shape((POLES,), before=_refuse_matrices)),
+    METHODS,
+    scan_flops,
+    given_gradients="u delta B C z",
 )

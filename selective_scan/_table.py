@@ -349,7 +349,6 @@ class Shape:
     Attributes:
         alternatives: at least one.
         where: the argument with which `alternatives` hold; without it `otherwise` does.
-        block_of: the dimension that the last one must divide for `alternatives` to hold.
         two_of: the last dimension, of which a real tensor has two values where the state is
             complex.
         divided: the dimension that groups share, the first of these that the call has. With it the
@@ -364,7 +363,6 @@ class Shape:
     alternatives: tuple[tuple[str, ...], ...]
     where: str | None = None
     otherwise: tuple[tuple[str, ...], ...] = ()
-    block_of: str | None = None
     two_of: str | None = None
     divided: tuple[str, ...] = ()
     is_packed: bool = False
@@ -378,7 +376,7 @@ class Shape:
                 EXPRESSIONS[dim] = Expression.of(dim)
         # Most are no more than names, and take less time to check.
         has_optional = "?" in "".join(self.names)
-        conditions = (self.where, self.block_of, self.two_of, self.one, self.most, self.before)
+        conditions = (self.where, self.two_of, self.one, self.most, self.before)
         is_plain = len(self.alternatives) == 1 and all(it is None for it in conditions)
         is_plain = is_plain and not (self.divided or self.is_packed or has_optional)
         object.__setattr__(self, "_has_optional", has_optional)
@@ -394,9 +392,6 @@ class Shape:
         if self.before is not None:
             self.before(name, tensor, call)
         holds = self.where is None or self.where in call.tensors
-        if self.block_of is not None:
-            block = tensor.shape[-1] if tensor.dim() == len(self.alternatives[0]) else 0
-            holds = block > 0 and call.sizes[self.block_of] % block == 0
         of_call = self.alternatives if holds else self.otherwise
         if self._has_optional:
             of_call = [_present(dims, call.sizes) for dims in of_call]

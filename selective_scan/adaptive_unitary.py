@@ -19,12 +19,12 @@ _STATE = ("batch", "dim", "dstate")
 _PROJECTION = Shape((("dstate",), *PROJECTIONS), divided=("dim",))
 
 
-def _arguments(B: str, C: str, x: tuple[str, ...] | Shape) -> Table:
+def _arguments(B: str, C: str) -> Table:
     """The table with B and C under these names: the ops take b and c, their polar forms."""
     return Table(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("dt", REAL, _SEQUENCE),
-        TensorArgument("x", REAL, x),
+        TensorArgument("x", REAL, ("dim", "dstate", "dim")),
         TensorArgument("x_bias", REAL, ("dim", "dstate")),
         TensorArgument(B, COMPLEX, _PROJECTION),
         TensorArgument(C, COMPLEX, _PROJECTION),
@@ -43,13 +43,10 @@ def _flops(call: Call) -> tuple[int, int]:
     return product, 3 * product
 
 
-_MATRICES = ("dim", "dstate", "dim")
-# The op also takes the blocks on the diagonal of one matrix, which are what a mapped x is.
-_BLOCKS = Shape((("dim", "dstate", "block"),), block_of="dim", otherwise=(_MATRICES,))
-_FUNCTION_ARGUMENTS = _arguments("B", "C", _MATRICES)
+_FUNCTION_ARGUMENTS = _arguments("B", "C")
 _ADAPTIVE_UNITARY_SCAN = Operator(
     "adaptive_unitary_scan",
-    _arguments("b", "c", _BLOCKS),
+    _arguments("b", "c"),
     results=[
         Result("out", _SEQUENCE, lambda call: call["u"].dtype, like="u"),
         Result("last_state", _STATE, lambda call: call.state_dtype),

@@ -206,13 +206,6 @@ GIVEN_GRADIENTS = Refusals(
     ],
 )
 
-STATE_GRADIENT = Refusals(
-    ways_in(None, None, "selective_scan_state_gradient"),
-    lambda **changes: {"dout": ones(2, 4, 6)} | good_scan(**changes),
-    "u",
-    [bad("dout", "have dtype float32", f64(2, 4, 6)), bad("dout", SEQUENCE, ones(2, 3, 6))],
-)
-
 # --- the scan with matrices, the exponential trapezoid --------------------------------------------
 
 ROWS_OF_TWO = {"u": ones(2, 4, 6), "delta": ones(2, 4, 6)}

@@ -1,4 +1,4 @@
-"""The op that finds what all steps do to the state that enters them, h → factor·h + offset."""
+"""What a pass that asks what enters its steps tells of them first, h → factor·h + offset."""
 
 import functools
 
@@ -10,19 +10,36 @@ import problem
 import test_state_gradient as state_gradient
 from problem import METHODS, Case
 
+pytest.importorskip("torch.distributed", reason="needs torch.distributed")
+between = pytest.importorskip("selective_scan.distributed._between")
+
 BASE = Case()
 NAMES = ("factor", "offset")
 SMALL = 1e-30
 
 
-def op_arguments(case: Case, device: str) -> tuple:
-    arguments = problem.op_arguments(case, problem.inputs_on(case, device))
-    return *arguments[:12], arguments[13]
+def scanned(case: Case, device: str) -> tuple:
+    """The arguments of the pass, which is given no initial state but where it asks."""
+    *others, _, reverse, _, input_delta = problem.op_arguments(
+        case, problem.inputs_on(case, device)
+    )
+    return *others, None, reverse, input_delta
+
+
+def map_of(*arguments) -> torch.Tensor:
+    """What is told of the steps, (batch, 2, dim, dstate)."""
+    told = []
+
+    def enter(own: torch.Tensor) -> torch.Tensor:
+        told.append(own.clone())
+        return torch.zeros_like(own[:, 0])
+
+    between.scan_forward(arguments, enter, is_told=True, is_saved=False)
+    return told[0]
 
 
 def segment_map(case: Case, device: str) -> dict[str, torch.Tensor]:
-    made = torch.ops.selective_scan.selective_scan_segment_map(*op_arguments(case, device))
-    return dict(zip(NAMES, made.unbind(1), strict=True))
+    return dict(zip(NAMES, map_of(*scanned(case, device)).unbind(1), strict=True))
 
 
 def solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
@@ -91,12 +108,11 @@ def test_cases(device, case):
 def test_what_is_forgotten_is_a_channel_s_own(device):
     """One that remembers all steps beside others that do not changes none of their bits."""
     case = BASE.with_(batch=1, dim=40, groups=1, seqlen=2000, decay=0.5)
-    u, delta, A, *others = op_arguments(case, device)
-    op = torch.ops.selective_scan.selective_scan_segment_map
-    alone = op(u, delta, A, *others)
+    u, delta, A, *others = scanned(case, device)
+    alone = map_of(u, delta, A, *others)
     slow = A.clone()
     slow[7] *= 1e-3
-    beside = op(u, delta, slow, *others)
+    beside = map_of(u, delta, slow, *others)
     assert (alone[:, 0] == 0).any()
     assert not torch.equal(alone[:, :, 7], beside[:, :, 7])
     alone[:, :, 7] = beside[:, :, 7]
@@ -105,22 +121,20 @@ def test_what_is_forgotten_is_a_channel_s_own(device):
 
 def test_what_is_not_finite_goes_on(device):
     case = BASE.with_(decay=1e-2)
-    arguments = list(op_arguments(case, device))
-    arguments[0] = arguments[0].clone()
-    arguments[0][0, 1, 3] = float("nan")
-    map_of = torch.ops.selective_scan.selective_scan_segment_map(*arguments)
-    assert map_of[0, 1, 1].isnan().all()
-    map_of[0, 1, 1] = 0
-    assert map_of.isfinite().all()
+    u, *others = scanned(case, device)
+    u = u.clone()
+    u[0, 1, 3] = float("nan")
+    made = map_of(u, *others)
+    assert made[0, 1, 1].isnan().all()
+    made[0, 1, 1] = 0
+    assert made.isfinite().all()
 
 
 def test_empty_sequences_and_batches(device):
     for shape in ((0, 6, 70), (2, 0, 70), (2, 6, 0)):
         u = torch.randn(shape, device=device)
         A, B = torch.randn(shape[1], 4, device=device), torch.randn(shape[1], 4, device=device)
-        made = torch.ops.selective_scan.selective_scan_segment_map(
-            u, u, A, B, B, None, None, None, False, "zoh", None, False
-        )
+        made = map_of(u, u, A, B, B, None, None, None, False, "zoh", None, False, None)
         assert made.shape == (shape[0], 2, shape[1], 4)
         assert (made[:, 0] == 1).all()
         assert problem.is_zero(made[:, 1])
@@ -129,16 +143,3 @@ def test_empty_sequences_and_batches(device):
 def test_same_bits_for_any_number_of_threads(check_threads):
     case = BASE.with_(batch=1, dim=32, groups=1, seqlen=3001, decay=1e-2, dstate=4)
     check_threads(lambda: segment_map(case, "cpu"), (1, 2, 3))
-
-
-def test_opcheck(device):
-    op = torch.ops.selective_scan.selective_scan_segment_map.default
-    torch.library.opcheck(op, op_arguments(BASE.with_(seqlen=40), device))
-
-
-def test_entries_of_a_mapped_batch(device):
-    u, *others = op_arguments(BASE.with_(seqlen=40), device)
-    several = torch.stack([u, 2 * u, -u])
-    op = torch.ops.selective_scan.selective_scan_segment_map
-    mapped = torch.vmap(lambda u: op(u, *others))(several)
-    assert torch.equal(mapped, torch.stack([op(u, *others) for u in several]))

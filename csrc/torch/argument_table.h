@@ -45,7 +45,7 @@ struct ArgumentShape {
   std::array<Alternative, 3> alternatives;
   std::array<Alternative, 1> otherwise;
   Index count;
-  Index where, block_of;         // an argument, a size
+  Index where;                   // an argument
   Index two_of, doubled;         // dimensions
   std::array<Index, 2> divided;  // sizes
   bool is_packed;

@@ -183,13 +183,13 @@ class _Header:
 
     def _shape(self, shape, places: dict[str, int]) -> str:
         where = -1 if shape.where is None else places[shape.where]
-        block_of, one = (-1 if it is None else self.size(it) for it in (shape.block_of, shape.one))
+        one = -1 if shape.one is None else self.size(shape.one)
         doubled = None if shape.two_of is None else f"2*{shape.two_of}"
         divided = [self.size(size) for size in shape.divided] + [-1, -1]
         parts = [
             f"{{{{{', '.join(map(self._alternative, shape.alternatives))}}}}}",
             f"{{{{{', '.join(map(self._alternative, shape.otherwise))}}}}}",
-            *map(str, (len(shape.alternatives), where, block_of)),
+            *map(str, (len(shape.alternatives), where)),
             *map(str, (self.dim(shape.two_of), self.dim(doubled))),
             f"{{{{{divided[0]}, {divided[1]}}}}}",
             _flag(shape.is_packed),

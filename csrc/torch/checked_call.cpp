@@ -28,7 +28,7 @@ std::string text_of(const Alternative& dims) {
 /// "x_proj[3]": text that a call which is right has no use for.
 std::string CheckedCall::name_of(const Entry& entry) const {
   const Argument& argument = table_.arguments[entry.argument];
-  return argument.is_list ? joined({argument.name, "[", entry.number, "]"}) : argument.name;
+  return argument.is_list ? joined(argument.name, "[", entry.number, "]") : argument.name;
 }
 
 void CheckedCall::check_kinds() {
@@ -98,19 +98,10 @@ Alternative CheckedCall::present(const Alternative& dims) const {
   return result;
 }
 
-bool CheckedCall::holds(const ArgumentShape& shape, const Tensor& tensor) const {
-  if (shape.block_of != kNoIndex) {
-    const int64_t rank = shape.alternatives[0].rank;
-    const int64_t block = tensor.dim() == rank ? tensor.size(rank - 1) : 0;
-    return block > 0 && sizes_[shape.block_of] % block == 0;
-  }
-  return shape.where == kNoIndex || !tensors_[shape.where].empty();
-}
-
 void CheckedCall::check_shape_of_entry(const Entry& entry) {
   const ArgumentShape& shape = table_.arguments[entry.argument].shape;
   const Tensor& tensor = entry.tensor;
-  const bool is_first = holds(shape, tensor);
+  const bool is_first = shape.where == kNoIndex || !tensors_[shape.where].empty();
   const Alternative* all = is_first ? shape.alternatives.data() : shape.otherwise.data();
   const Index count = is_first ? shape.count : 1;
   const int64_t rank = count > 1 ? tensor.dim() : 0;
@@ -171,8 +162,8 @@ void CheckedCall::check_dims(const Entry& entry, std::span<const Index> dims) {
     const int64_t size = sizes[i];
     if (size < dim.least || (dim.most != kNoIndex && size > dim.most)) {
       fail(name_of(entry), " must have ", dim.name, " of ",
-           dim.most == kNoIndex ? joined({"at least ", dim.least})
-                                : joined({dim.least, " to ", dim.most}),
+           dim.most == kNoIndex ? joined("at least ", dim.least)
+                                : joined(dim.least, " to ", dim.most),
            ", got ", shape_text(tensor));
     }
     if (dim.terms[0].size == kDstate && limits_.max_dstate > 0 && size > limits_.max_dstate) {

@@ -83,7 +83,6 @@ class CheckedCall {
   void check_groups_of_entry(const Entry& entry, const Alternative& dims);
   void check_changed_tensors() const;
   Alternative present(const Alternative& dims) const;
-  bool holds(const ArgumentShape& shape, const Tensor& tensor) const;
   std::string name_of(const Entry& entry) const;
   int64_t size_of(const Dimension& dim) const;
   void learn(const Entry& entry, const Dimension& dim, int64_t size);

@@ -9,13 +9,128 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <type_traits>
 
+#include "../core/conv_params.h"
+#include "argument_tables.h"
 #include "backend.h"
-#include "conv_arguments.h"
+#include "checked_call.h"
 #include "optional_results.h"
+#include "scan_arguments.h"
+#include "state_slots.h"
 
 namespace selective_scan::op {
+
+/// What the forward and the backward op have in common; for the latter return_final_states says
+/// whether their gradient is part of the call.
+using ConvArguments = tables::CausalConv1dArguments;
+using ConvPrefillArguments = tables::CausalConv1dPrefillArguments;
+using ConvUpdateArguments = tables::CausalConv1dUpdateArguments;
+
+/// (batch, dim, steps): sequences, or the states of sequences; (batch, dim): one step of each.
+inline ArrayView conv_view(const Tensor& tensor) {
+  return tensor.dim() == 3 ? sequence_view(tensor)
+                           : view_of(tensor, &ArrayView::batch, &ArrayView::channel);
+}
+
+/// (dim, width) or (dim,)
+inline ArrayView taps_view(const Tensor& tensor) {
+  return tensor.dim() == 2 ? view_of(tensor, &ArrayView::channel, &ArrayView::step)
+                           : channel_view(tensor);
+}
+
+inline bool parse_activation(const std::optional<std::string>& name) {
+  if (!name) return false;
+  if (*name != "silu" && *name != "swish") {
+    fail("activation must be None or one of silu, swish, got '", *name, "'");
+  }
+  return true;
+}
+
+inline void check_sequences(const ConvArguments& args) {
+  if (!args.seq_idx) return;
+  if (args.cu_seqlens) fail("cu_seqlens must be None where seq_idx is given");
+  if (args.initial_states) fail("initial_states must be None where seq_idx is given");
+  if (args.return_final_states) fail("return_final_states must be False where seq_idx is given");
+}
+
+/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
+/// With `reverse` batch entries, which are one sequence each, run from their last step to their
+/// first.
+inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
+  ConvParams params;
+  params.silu = parse_activation(args.activation);
+  CheckedCall call(tables::kCausalConv1d, {}, args.tensors());
+  call.check_shapes();
+  check_sequences(args);
+  set_sizes(params, call);
+  params.sequences = call[tables::kSequences];
+
+  params.x = sequence_view(args.x, reverse);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  if (args.seq_idx) params.seq_idx = index_view(*args.seq_idx);
+  if (args.cu_seqlens) params.cu_seqlens = index_view(*args.cu_seqlens);
+  if (args.initial_states) params.initial_states = conv_view(*args.initial_states);
+  return params;
+}
+
+/// Refuses gradients, and a buffer for that of x, that do not fit the call.
+inline void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
+                                 const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                                 const OptionalTensor& dx) {
+  const auto check = [&](const char* name, const OptionalTensor& tensor, Dims dims) {
+    if (tensor) check_beside(name, *tensor, "x", args.x, {dtype_of(args.x)}, dims);
+  };
+  const Dim dim{"dim", params.dim};
+  check("dout", dout, {{"batch", params.batch}, dim, {"seqlen", params.seqlen}});
+  check("dfinal_states", dfinal_states,
+        {{"sequences", params.sequences}, dim, {"width-1", params.width - 1}});
+  if (dx) check_given_gradient("dx", *dx, "x", args.x);
+}
+
+/// Does what make_conv_params does; out and the states that kernels use are still to be filled in.
+inline ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
+  ConvPrefillParams params;
+  params.silu = parse_activation(args.activation);
+  CheckedCall call(tables::kCausalConv1dPrefill, {}, args.tensors());
+  call.check_shapes();
+  set_sizes(params, call);
+  params.sequences = call[tables::kSequences];
+
+  params.x = conv_view(args.x);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  params.cu_seqlens = index_view(args.cu_seqlens);
+  params.slots = state_slots(args.conv_states, params.sequences, args.cache_indices,
+                             args.has_initial_state, args.pad_slot_id);
+  params.slots.is_double = params.is_double;
+  return params;
+}
+
+/// Does what make_conv_params does.
+inline ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
+  ConvUpdateParams params;
+  params.silu = parse_activation(args.activation);
+  params.pad_slot_id = args.pad_slot_id;
+  CheckedCall call(tables::kCausalConv1dUpdate, {}, args.tensors());
+  call.check_shapes();
+  set_sizes(params, call);
+  params.seqlen = args.x.dim() == 3 ? call[tables::kSteps] : 1;
+  params.slots = args.conv_state.size(0);
+  params.state_len = call[tables::kStateLen];
+  if (params.state_len < params.width - 1) {
+    fail("conv_state must have state_len of at least width-1 = ", params.width - 1, ", got ",
+         shape_text(args.conv_state));
+  }
+
+  params.x = conv_view(args.x);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  params.conv_state = conv_view(args.conv_state);
+  if (args.cache_seqlens) params.cache_seqlens = index_view(*args.cache_seqlens);
+  if (args.conv_state_indices) params.conv_state_indices = index_view(*args.conv_state_indices);
+  return params;
+}
 
 inline bool is_empty(const ConvParams& params) {
   return params.batch == 0 || params.dim == 0;
@@ -23,14 +138,14 @@ inline bool is_empty(const ConvParams& params) {
 
 /// Its final states are there where they are asked for.
 template <class Backend>
-std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+std::tuple<Tensor, OptionalTensor> conv_forward(const ConvArguments& args, bool reverse) {
   const Tensor& x = args.x;
-  ConvForwardParams params(make_conv_params(args));
+  ConvForwardParams params(make_conv_params(args, reverse));
   const Backend backend(x);
   backend.check(params);
   Tensor out = allocate_like(x);
   OptionalTensor final_states;
-  params.out = conv_view(out);
+  params.out = sequence_view(out, reverse);
   if (args.return_final_states) {
     final_states = allocate(x, {params.sequences, params.dim, params.width - 1}, dtype_of(x));
     params.final_states = conv_view(*final_states);
@@ -39,45 +154,58 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   return {out, final_states};
 }
 
+template <class Backend>
+std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) {
+  return conv_forward<Backend>(args, false);
+}
+
 /// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
 /// undefined tensor.
 using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using OtherConvGradients = std::tuple<Tensor, Tensor, Tensor>;
 
-/// Returns all gradients, or those but dx, if the caller lends a tensor for that: one of any
-/// strides, such as one half of a wider row, which must share no memory with the inputs.
-template <class Backend, class... Lent>
-std::conditional_t<sizeof...(Lent) == 0, ConvGradients, OtherConvGradients> causal_conv1d_bwd(
-    const OptionalTensor& dout, const OptionalTensor& dfinal_states, const Tensor& x,
-    const Tensor& weight, const OptionalTensor& bias, const OptionalTensor& seq_idx,
-    const OptionalTensor& cu_seqlens, const OptionalTensor& initial_states,
-    const std::optional<std::string>& activation, const Lent&... lent) {
-  const ConvArguments args{
-      x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation};
-  ConvBackwardParams params(make_conv_params(args));
-  Tensor dx;
-  ((dx = lent), ...);
-  check_conv_gradients(args, params, dout, dfinal_states, if_defined(dx));
+/// Fills dx where it is given: a tensor of any strides, such as one half of a wider row, which must
+/// share no memory with the inputs.
+template <class Backend>
+ConvGradients conv_backward(const ConvArguments& args, const OptionalTensor& dout,
+                            const OptionalTensor& dfinal_states, const OptionalTensor& given_dx,
+                            bool reverse) {
+  const Tensor& x = args.x;
+  ConvBackwardParams params(make_conv_params(args, reverse));
+  check_conv_gradients(args, params, dout, dfinal_states, given_dx);
   const Backend backend(x);
   backend.check(params);
-  if (!dx.defined()) dx = allocate_like(x);
-  const Tensor dweight = allocate_like(weight), dbias = allocate_like(bias);
-  const Tensor dinitial_states = allocate_like(initial_states);
+  const Tensor dx = given_dx ? *given_dx : allocate_like(x);
+  const Tensor dweight = allocate_like(args.weight), dbias = allocate_like(args.bias);
+  const Tensor dinitial_states = allocate_like(args.initial_states);
   if (is_empty(params)) {
     fill_with_zeros(std::tie(dx, dweight, dbias, dinitial_states));
   } else {
-    if (dout) params.dout = conv_view(*dout);
+    if (dout) params.dout = sequence_view(*dout, reverse);
     if (dfinal_states) params.dfinal_states = conv_view(*dfinal_states);
-    params.dx = conv_view(dx);
+    params.dx = sequence_view(dx, reverse);
     params.dweight = taps_view(dweight);
-    if (bias) params.dbias = taps_view(dbias);
-    if (initial_states) params.dinitial_states = conv_view(dinitial_states);
+    if (args.bias) params.dbias = taps_view(dbias);
+    if (args.initial_states) params.dinitial_states = conv_view(dinitial_states);
     launch_with_workspace(backend, x, params);
   }
+  return {dx, dweight, dbias, dinitial_states};
+}
+
+/// Returns all gradients, or those but dx, if the caller lends a tensor for that.
+template <class Backend, class... Lent>
+auto causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
+                       const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                       const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
+                       const OptionalTensor& initial_states,
+                       const std::optional<std::string>& activation, const Lent&... lent) {
+  const ConvGradients made = conv_backward<Backend>(
+      {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
+      dout, dfinal_states, OptionalTensor(lent...), false);
   if constexpr (sizeof...(Lent) == 0) {
-    return {dx, dweight, dbias, dinitial_states};
+    return made;
   } else {
-    return {dweight, dbias, dinitial_states};
+    const auto& [dx, dweight, dbias, dinitial_states] = made;
+    return std::make_tuple(dweight, dbias, dinitial_states);
   }
 }
 
@@ -128,10 +256,9 @@ void implement_convolution(auto& library) {
 
 /// The ops of a backend, for others that are made of them.
 struct ConvOps {
-  decltype(&causal_conv1d_fwd<void>) forward;
-  decltype(&causal_conv1d_bwd<void, Tensor>) backward;
+  decltype(&conv_forward<void>) forward;
+  decltype(&conv_backward<void>) backward;
 };
-extern const ConvOps kCpuConvOps, kCudaConvOps;
 /// The activation of a layer's convolution.
 inline const std::optional<std::string> kSilu = "silu";
 

@@ -1,37 +1,26 @@
 // Texts made of parts.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 
 namespace selective_scan::op {
 
-/// A string, or an integer that stands for its digits.
-class TextPart {
- public:
-  template <std::convertible_to<std::string_view> Text>
-  TextPart(const Text& text) : text_(text) {}
-  TextPart(std::integral auto number) : number_(number), is_number_(true) {}
+inline void append(std::string& text, std::string_view part) {
+  text += part;
+}
+inline void append(std::string& text, int64_t number) {
+  text += std::to_string(number);
+}
 
-  void append_to(std::string& text) const {
-    if (is_number_) {
-      text += std::to_string(number_);
-    } else {
-      text += text_;
-    }
-  }
-
- private:
-  std::string_view text_;
-  int64_t number_ = 0;
-  bool is_number_ = false;
-};
-
-/// The parts one behind the other. Not by streams: they ask locales, of which a library that was
-/// linked with a C++ runtime of its own has others than PyTorch, and crashes.
-std::string joined(std::initializer_list<TextPart> parts);
+/// The parts one behind the other; integers stand for their digits. Not by streams: they ask
+/// locales, of which a library that was linked with a C++ runtime of its own has others than
+/// PyTorch, and crashes.
+std::string joined(const auto&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
 
 }  // namespace selective_scan::op

@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "anti_causal_conv.h"
 #include "checked_call.h"
 #include "dispatcher.h"
 #include "layer_views.h"
@@ -258,24 +257,21 @@ struct Layer {
   /// Returns rows.
   Tensor convolve(const Tensor& x, LayerKept& kept) const {
     const Tensor taps = taps_of(args.conv1d_weight);
-    if (args.reverse) return anti_causal_conv1d(ops.conv, x, taps, args.conv1d_bias);
     if (ranks && !kept.before.defined()) {
       std::tie(kept.before, kept.counts) = ranks->steps_before(x, taps.size(1) - 1);
     }
     return rows_of(
         std::get<0>(ops.conv.forward({x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
-                                      if_defined(kept.before), false, kSilu})));
+                                      if_defined(kept.before), false, kSilu},
+                                     args.reverse)));
   }
   /// Returns the gradients of weight and bias, and fills dx.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
                                                   const LayerKept& kept, const Tensor& dx) const {
-    const Tensor taps = taps_of(args.conv1d_weight);
-    if (args.reverse) {
-      return anti_causal_conv1d_backward(ops.conv, ops.sum, du, x, taps, args.conv1d_bias, dx);
-    }
-    const auto [dweight, dbias, dstates] =
-        ops.conv.backward(du, std::nullopt, x, taps, args.conv1d_bias, std::nullopt,
-                          args.cu_seqlens, if_defined(kept.before), kSilu, dx);
+    const auto [same_dx, dweight, dbias, dstates] =
+        ops.conv.backward({x, taps_of(args.conv1d_weight), args.conv1d_bias, std::nullopt,
+                           args.cu_seqlens, if_defined(kept.before), false, kSilu},
+                          du, std::nullopt, dx, args.reverse);
     if (ranks) ranks->exchange_step_gradients(dstates, kept.counts, dx);
     return {dweight, dbias};
   }

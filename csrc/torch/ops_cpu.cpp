@@ -1,19 +1,24 @@
-// The schemas of the ops, and their CPU backend. This library is always built. The backends of a
-// layer and of s6_step have files of their own.
+// The schemas of the ops, and their CPU backend. This library is always built.
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include "../cpu/capability.h"
 #include "../cpu/launch.h"
+#include "../cpu/step/launch.h"
 #include "argument_tables.h"
 #include "build_info.h"
 #include "conv_ops.h"
 #include "cross_scan.h"
 #include "diagonal_ops.h"
+#include "dispatcher.h"
 #include "joined_text.h"
+#include "mamba_inner.h"
 #include "norm_ops.h"
 #include "op_namespace.h"
 #include "prefill_ops.h"
 #include "scan_ops.h"
 #include "state_slots.h"
+#include "step_ops.h"
 #include "thread_pool.h"
 #include "unitary_ops.h"
 #include "update_ops.h"
@@ -44,6 +49,9 @@ struct CpuBackend {
     check_slots("conv_state_indices", params.conv_state_indices, params.batch, params);
   }
   void check(const UpdateParams& params) const { check_slots(params); }
+  void check(const StepParams& params) const {
+    check_slots("state_batch_indices", params.slot_indices, params.batch, params);
+  }
   int64_t num_segments(const DiagonalScanParams& params) const { return cpu::num_segments(params); }
 
   void launch(const auto& params, const auto& memory) const {
@@ -67,6 +75,38 @@ struct UnitaryBackend : CpuBackend {
   using CpuBackend::CpuBackend;
 };
 
+struct StepBackend : CpuBackend {
+  static constexpr int64_t kAlignment = 1;
+
+  using CpuBackend::CpuBackend;
+
+  int64_t workspace_bytes(const StepParams& params) const {
+    return cpu::step_workspace_bytes(params, pool);
+  }
+  void clear(void*, int64_t) const {}
+  void launch(const StepParams& params, void* workspace) const {
+    cpu::step(params, workspace, pool);
+  }
+};
+
+void cast(const std::vector<Cast>& casts) {
+  for (const Cast& it : casts) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(it.target.get(), it.source.get(), 0));
+    if (it.negates_exp) call("aten::neg_", "", call("aten::exp_", "", it.target));
+  }
+}
+
+Tensor sum(const Tensor& residual, const Tensor& product) {
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_add_Tensor(residual.get(), product.get(), 1.0, &handle));
+  return Tensor(handle);
+}
+
+constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
+constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>};
+constexpr LayerOps kLayerOps{
+    kScanOps, kConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast, &sum};
+
 int64_t state_chunk() {
   return kStateChunk;
 }
@@ -75,41 +115,44 @@ int64_t unitary_state_chunk() {
 }
 
 std::string cpu_build_info() {
-  return joined({"{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"",
-                 compiler_name(), "\", \"capability\": \"", cpu::capability(),
-                 "\", \"methods\": \"", built_methods(), "\"}"});
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"capability\": \"", cpu::capability(), "\", \"methods\": \"", built_methods(),
+                "\"}");
 }
 
 }  // namespace
 
-const ScanOps kCpuScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCpuConvOps{&causal_conv1d_fwd<CpuBackend>, &causal_conv1d_bwd<CpuBackend, Tensor>};
-
 SELECTIVE_SCAN_LIBRARY(m) {
   for (const char* schema : tables::kSchemas) m.def(schema);
-  define_parts_of_scans(m);
+  define_scans_between(m);
   define_cross_scan(m);
   define_norm(m);
   m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
+  // Python alone calls these, and nothing that traces: what they change is not in their schemas.
+  m.def("s6_step_again(Tensor hidden, int call) -> Tensor?");
+  m.def("cpu_s6_step_forget(int call) -> ()");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("state_chunk", TORCH_BOX(&state_chunk));
   m.impl("unitary_state_chunk", TORCH_BOX(&unitary_state_chunk));
   m.impl("cpu_build_info", TORCH_BOX(&cpu_build_info));
+  m.impl("cpu_s6_step_forget", TORCH_BOX(&forget_prepared_step));
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_scans<ScanBackend<DiagonalA>, ScanBackend<MatrixA>>(m);
-  implement_cross_scan<kCpuScanOps>(m);
+  implement_cross_scan<kScanOps>(m);
   implement_prefill<CpuBackend>(m);
   implement_update<CpuBackend>(m);
   implement_convolution<CpuBackend>(m);
   implement_diagonal_scan<CpuBackend>(m);
   implement_unitary_scan<UnitaryBackend>(m);
   implement_norm<CpuBackend>(m);
+  implement_step<StepBackend>(m);
+  implement_mamba_inner<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

@@ -1,5 +1,8 @@
-// The CUDA backend of the ops whose schemas ops_cpu.cpp registers. That of a layer and that of
-// s6_step have files of their own.
+// The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
+#include <algorithm>
 
 #include "../cuda/launch.h"
 #include "build_info.h"
@@ -8,10 +11,12 @@
 #include "cuda_stream.h"
 #include "diagonal_ops.h"
 #include "joined_text.h"
+#include "mamba_inner.h"
 #include "norm_ops.h"
 #include "op_namespace.h"
 #include "prefill_ops.h"
 #include "scan_ops.h"
+#include "step_ops.h"
 #include "unitary_ops.h"
 #include "update_ops.h"
 
@@ -61,11 +66,93 @@ struct UnitaryBackend : CudaBackend {
   using CudaBackend::CudaBackend;
 };
 
+cuda::StepNeeds needs_of(const StepParams& params) {
+  cuda::StepNeeds needs;
+  STD_CUDA_CHECK(cuda::step_needs(params, needs));
+  return needs;
+}
+
+struct StepBackend : CudaBackend {
+  static constexpr int64_t kAlignment = cuda::kStepAlignment;
+
+  using CudaBackend::CudaBackend;
+
+  int64_t workspace_bytes(const StepParams& params) const {
+    const cuda::StepNeeds needs = needs_of(params);
+    if (needs.refusal) fail(needs.refusal.reason, " on CUDA, got ", needs.refusal.got);
+    return needs.workspace_bytes;
+  }
+  void clear(void* workspace, int64_t bytes) const {
+    STD_CUDA_CHECK(cudaMemsetAsync(workspace, 0, static_cast<size_t>(bytes), stream));
+  }
+  void launch(const StepParams& params, void* workspace) const {
+    STD_CUDA_CHECK(cuda::step_through_layers(params, workspace, stream));
+  }
+};
+
+/// How many bytes of workspace a call of these sizes, whose matrices have elements of `itemsize`
+/// bytes, takes on a device; -1: the kernel cannot run it.
+int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int64_t layers,
+                             int64_t dim, int64_t inner, int64_t dstate, int64_t rank,
+                             int64_t width, int64_t vocabulary) {
+  const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
+  StepParams params;
+  params.batch = rows;
+  params.layers = layers;
+  params.dim = dim;
+  params.inner = inner;
+  params.dstate = dstate;
+  params.rank = rank;
+  params.width = width;
+  params.vocabulary = vocabulary;
+  params.is_double = itemsize == 8;
+  params.weight_dtype = itemsize == 2 ? DType::kBFloat16 : DType::kFloat32;
+  const cuda::StepNeeds needs = needs_of(params);
+  return needs.refusal ? -1 : needs.workspace_bytes;
+}
+
+Conversion conversion_of(const Cast& cast) {
+  return {cast.source.const_data_ptr(),
+          nullptr,
+          cast.target.mutable_data_ptr(),
+          cast.source.numel(),
+          component_dtype(cast.source),
+          component_dtype(cast.target),
+          cast.negates_exp ? Conversion::Map::kNegativeExp : Conversion::Map::kIdentity};
+}
+
+void cast(const std::vector<Cast>& casts) {
+  const CudaStream stream(casts.front().target);
+  for (size_t first = 0; first < casts.size(); first += Conversions::kMost) {
+    Conversions some;
+    some.count = static_cast<int>(std::min<size_t>(casts.size() - first, Conversions::kMost));
+    std::transform(casts.begin() + first, casts.begin() + first + some.count, some.items,
+                   conversion_of);
+    STD_CUDA_CHECK(cuda::convert(some, stream));
+  }
+}
+
+Tensor sum(const Tensor& residual, const Tensor& product) {
+  const Tensor result = allocate_like(residual);
+  Conversions one;
+  one.count = 1;
+  one.items[0] = conversion_of({product, result});
+  one.items[0].addend = residual.const_data_ptr();
+  const CudaStream stream(result);
+  STD_CUDA_CHECK(cuda::convert(one, stream));
+  return result;
+}
+
+constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
+constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>};
+constexpr LayerOps kLayerOps{
+    kScanOps, kConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
+
 std::string cuda_build_info() {
-  return joined({"{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"",
-                 compiler_name(), "\", \"cuda\": \"", CUDART_VERSION / 1000, ".",
-                 CUDART_VERSION % 1000 / 10, "\", \"architectures\": \"",
-                 SELECTIVE_SCAN_CUDA_ARCHITECTURES, "\", \"methods\": \"", built_methods(), "\"}"});
+  return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
+                "\", \"cuda\": \"", CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10,
+                "\", \"architectures\": \"", SELECTIVE_SCAN_CUDA_ARCHITECTURES,
+                "\", \"methods\": \"", built_methods(), "\"}");
 }
 
 /// The CUDA version of the driver, as CUDART_VERSION is written; 0 without a driver.
@@ -83,31 +170,35 @@ std::string cuda_device_facts(int64_t device) {
 
 }  // namespace
 
-const ScanOps kCudaScanOps = scan_ops<ScanBackend<DiagonalA>>();
-const ConvOps kCudaConvOps{&causal_conv1d_fwd<CudaBackend>,
-                           &causal_conv1d_bwd<CudaBackend, Tensor>};
-
 SELECTIVE_SCAN_LIBRARY_FRAGMENT(m) {
   m.def("cuda_build_info() -> str");
   m.def("cuda_driver_version() -> int");
   m.def("cuda_device_facts(int device) -> str");
+  m.def(
+      "cuda_step_workspace_bytes(int device, int itemsize, int rows, int layers, int d_model, "
+      "int d_inner, int dstate, int dt_rank, int width, int vocabulary) -> int");
+  m.def("cuda_s6_step_forget(int call) -> ()");
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CompositeExplicitAutograd, m) {
   m.impl("cuda_build_info", TORCH_BOX(&cuda_build_info));
   m.impl("cuda_driver_version", TORCH_BOX(&cuda_driver_version));
   m.impl("cuda_device_facts", TORCH_BOX(&cuda_device_facts));
+  m.impl("cuda_step_workspace_bytes", TORCH_BOX(&step_workspace_bytes));
+  m.impl("cuda_s6_step_forget", TORCH_BOX(&forget_prepared_step));
 }
 
 SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_scans<ScanBackend<DiagonalA>, ScanBackend<MatrixA>>(m);
-  implement_cross_scan<kCudaScanOps>(m);
+  implement_cross_scan<kScanOps>(m);
   implement_prefill<CudaBackend>(m);
   implement_update<CudaBackend>(m);
   implement_convolution<CudaBackend>(m);
   implement_diagonal_scan<CudaBackend>(m);
   implement_unitary_scan<UnitaryBackend>(m);
   implement_norm<CudaBackend>(m);
+  implement_step<StepBackend>(m);
+  implement_mamba_inner<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

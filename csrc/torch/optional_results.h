@@ -43,7 +43,7 @@ struct Traced<kOp, std::tuple<Results...> (*)(Arguments...)> {
 template <auto kOp>
 void implement_forward(auto& library, std::string_view name) {
   library.impl(std::string(name).c_str(), TORCH_BOX(kOp));
-  library.impl(joined({name, "_traced"}).c_str(), TORCH_BOX(&Traced<kOp>::run));
+  library.impl(joined(name, "_traced").c_str(), TORCH_BOX(&Traced<kOp>::run));
 }
 
 }  // namespace selective_scan::op

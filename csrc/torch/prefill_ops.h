@@ -6,10 +6,97 @@
 //       Whether checkpoints are found from states that the scan saves on its way.
 #pragma once
 
-#include "prefill_arguments.h"
+#include "../core/prefill_params.h"
+#include "argument_tables.h"
+#include "checked_call.h"
 #include "scan_ops.h"
+#include "state_slots.h"
 
 namespace selective_scan::op {
+
+using PrefillArguments = tables::SelectiveScanPrefillArguments;
+
+inline void check_prefill_options(const PrefillArguments& args) {
+  const int64_t every = args.checkpoint_every;
+  if (every > 0 && !args.checkpoint_slots) {
+    fail("checkpoint_slots must be a Tensor where checkpoint_every is above 0, got None");
+  }
+  if (every == 0 && args.checkpoint_slots) {
+    fail("checkpoint_every must be at least 1 where checkpoint_slots is given, got 0");
+  }
+}
+
+inline ArrayView prefill_projection_view(const Tensor& tensor, bool is_complex) {
+  if (tensor.dim() == 2) return pole_view(tensor);
+  return with_parts(view_of(tensor, &ArrayView::group, &ArrayView::state, &ArrayView::step), tensor,
+                    is_complex);
+}
+
+/// (channel, step)
+inline ArrayView prefill_view(const Tensor& tensor) {
+  return view_of(tensor, &ArrayView::channel, &ArrayView::step);
+}
+
+/// Refuses whatever no kernel may see, but for values of indices, positions and boundaries; returns
+/// parameters with everything filled in but `out` and the states that kernels use. `max_dstate` is
+/// the backend's limit, 0 for none.
+inline PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dstate) {
+  PrefillParams params;
+  params.method = parse_method(args.discretization_method);
+  if (args.checkpoint_every < 0) {
+    fail("checkpoint_every must be at least 0, got ", args.checkpoint_every);
+  }
+  params.delta_softplus = args.delta_softplus;
+
+  CheckedCall call(tables::kSelectiveScanPrefill, {max_dstate}, args.tensors());
+  call.check_shapes();
+  check_prefill_options(args);
+  set_sizes(params, call);
+  params.batch = 1;
+  params.seqlen = call[tables::kTotal];
+  params.variable_B = args.B.dim() > 2;
+  params.variable_C = args.C.dim() > 2;
+  params.packed = packed_sequences(args.cu_seqlens, params.seqlen);
+  if (args.checkpoint_slots) params.columns = call[tables::kCheckpoints];
+
+  params.u = prefill_view(args.u);
+  params.delta = prefill_view(args.delta);
+  params.A = pole_view(args.A);
+  params.B = prefill_projection_view(args.B, params.is_complex);
+  params.C = prefill_projection_view(args.C, params.is_complex);
+  if (args.D) params.D = channel_view(*args.D);
+  if (args.z) params.z = prefill_view(*args.z);
+  if (args.input_delta) params.input_delta = prefill_view(*args.input_delta);
+  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
+  params.slots = state_slots(args.states, params.packed.count, args.cache_indices,
+                             args.has_initial_state, args.pad_slot_id);
+  params.slots.is_complex = params.is_complex;
+  params.slots.is_double = params.is_double;
+  params.checkpoint_every = args.checkpoint_every;
+  if (args.first_position) params.first_positions = index_view(*args.first_position);
+  if (args.checkpoint_slots) params.checkpoint_slots = index_view(*args.checkpoint_slots);
+  return params;
+}
+
+/// Refuses slots and columns that there are not, and positions below 0; reads these, so that they
+/// must be the host's.
+inline void check_checkpoints(const PrefillParams& params) {
+  for (int64_t i = 0; i < params.packed.count && params.checkpoint_every > 0; ++i) {
+    if (params.first_positions.present() && params.first_positions.at(i) < 0) {
+      fail("first_position must be at least 0, got ", params.first_positions.at(i));
+    }
+    if (params.slots.of(i) == StateSlots::kNone) continue;
+    const int64_t length = params.packed.end(i) - params.packed.begin(i);
+    for (int64_t k = 0; params.steps_before(i, k) <= length; ++k) {
+      const int64_t column = params.column_of(i, k);
+      if (column >= params.columns) {
+        fail("checkpoint_slots must have checkpoints of at least ", column + 1,
+             " for the positions of sequence ", i, ", got ", params.columns);
+      }
+      check_slot("checkpoint_slots", params.checkpoint_slots.at(i, column), params.slots);
+    }
+  }
+}
 
 /// Returns out, or no tensor where the caller gave one.
 template <class Backend>

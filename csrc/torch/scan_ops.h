@@ -89,18 +89,6 @@ inline StateExchange exchange_of(const BackwardParams&, const Tensor& own) {
   return {{}, state_view(own), {}};
 }
 
-/// Finds what all steps do.
-template <class Backend, class Params>
-Tensor find_own(const Backend& backend, const Tensor& u, const Params& params) {
-  const Tensor own = new_own(u, params);
-  if (is_empty(params) || params.seqlen == 0) {
-    set_to_no_steps(params, own);
-  } else {
-    launch_with_workspace(backend, u, alone(params, exchange_of(params, own)));
-  }
-  return own;
-}
-
 /// A forward pass gives out, the last state, and saved states.
 using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
 /// A backward pass gives all gradients, in this order, or those that the caller has no memory for.
@@ -371,57 +359,27 @@ struct ScanOpsOf {
     return all_gradients<Backend>({scanned..., std::nullopt, input_delta}, dout, std::nullopt,
                                   states, &enter, is_told);
   }
-
-  /// Returns the gradient of the state before the first step alone, where none comes of the last
-  /// state.
-  template <class Backend>
-  static Tensor state_gradient(Types... scanned, const Tensor& dout) {
-    const OptionalTensor none;
-    const Problem<Backend> problem({scanned..., none, none});
-    const ScanArguments& args = problem.args;
-    check_gradients(problem.params, args.u, dout, std::nullopt, std::nullopt);
-    auto params = problem.template inputs<BackwardParams>();
-    params.dout = sequence_view(dout, args.reverse);
-    return find_own(problem.backend, args.u, params);
-  }
-
-  /// Returns what all steps do to the state that enters them, h -> factor·h + offset: (batch, 2,
-  /// dim, dstate).
-  template <class Backend>
-  static Tensor segment_map(Types... scanned, const OptionalTensor& input_delta) {
-    const OptionalTensor none;
-    const Problem<Backend> problem({scanned..., none, input_delta});
-    return find_own(problem.backend, problem.args.u, problem.template inputs<ForwardParams>());
-  }
 };
 using SelectiveScan =
     ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
               const std::string&, const OptionalTensor&, bool>;
 
-/// Registers the schemas that follow from no Operator, once for all backends: there is none for
-/// selective_scan_between, and those for the others say nothing of the default and the names here.
-void define_parts_of_scans(auto& library) {
+/// Registers the schemas that follow from no Operator, once for all backends. `entrance` is the
+/// number of a function of Python's: see ranks.h.
+void define_scans_between(auto& library) {
   const std::string scanned =
       "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
       "Tensor? delta_bias, bool delta_softplus, str discretization_method, "
       "Tensor? initial_state, bool reverse";
-  library.def(
-      joined({"selective_scan_state_gradient(", scanned, ", Tensor dout) -> Tensor dinitial_state"})
-          .c_str());
-  library.def(
-      joined({"selective_scan_segment_map(", scanned, ", Tensor? input_delta=None) -> Tensor map"})
-          .c_str());
-  // `entrance` is the number of a function of Python's: see ranks.h.
-  const std::string forward = scanned +
-                              ", Tensor? input_delta, bool is_told, int entrance, "
-                              "bool save_states) -> (Tensor out, Tensor last_state, Tensor";
-  library.def(joined({"selective_scan_between_fwd(", forward, "? states)"}).c_str());
-  library.def(joined({"selective_scan_between_fwd_traced(", forward, " states)"}).c_str());
-  library.def(joined({"selective_scan_between_bwd(Tensor? dout, ", scanned,
-                      ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> "
-                      "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
-                      "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)"})
+  library.def(joined("selective_scan_between_fwd(", scanned,
+                     ", Tensor? input_delta, bool is_told, int entrance, bool save_states) -> "
+                     "(Tensor out, Tensor last_state, Tensor? states)")
+                  .c_str());
+  library.def(joined("selective_scan_between_bwd(Tensor? dout, ", scanned,
+                     ", Tensor? input_delta, Tensor? states, bool is_told, int entrance) -> "
+                     "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, "
+                     "Tensor dz, Tensor ddelta_bias, Tensor dinitial_state, Tensor dinput_delta)")
                   .c_str());
 }
 
@@ -431,9 +389,7 @@ void implement_scans(auto& library) {
   implement_forward<&SelectiveScan::forward<Backend>>(library, "selective_scan_fwd");
   library.impl("selective_scan_bwd", TORCH_BOX(&SelectiveScan::backward<Backend>));
   library.impl("selective_scan_bwd_out", TORCH_BOX(&SelectiveScan::backward_out<Backend>));
-  library.impl("selective_scan_state_gradient", TORCH_BOX(&SelectiveScan::state_gradient<Backend>));
-  library.impl("selective_scan_segment_map", TORCH_BOX(&SelectiveScan::segment_map<Backend>));
-  implement_forward<&SelectiveScan::forward_asking<Backend>>(library, "selective_scan_between_fwd");
+  library.impl("selective_scan_between_fwd", TORCH_BOX(&SelectiveScan::forward_asking<Backend>));
   library.impl("selective_scan_between_bwd", TORCH_BOX(&SelectiveScan::backward_asking<Backend>));
   implement_forward<&SelectiveScan::forward<MatrixBackend>>(library, "matrix_scan_fwd");
   library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
@@ -444,7 +400,6 @@ struct ScanOps {
   decltype(&scan_forward<DiagonalA>) forward;
   decltype(&other_gradients<DiagonalA>) backward;
 };
-extern const ScanOps kCpuScanOps, kCudaScanOps;
 template <class Backend>
 constexpr ScanOps scan_ops() {
   return {&scan_forward<Backend>, &other_gradients<Backend>};

@@ -12,12 +12,14 @@ namespace selective_scan::op {
 StateSlots state_slots(const Tensor& pool, int64_t sequences, const OptionalTensor& cache_indices,
                        const OptionalTensor& has_initial_state, int64_t pad_slot_id);
 
-/// Refuses an index of a slot that there is not; `Pool` has `slots` and pad_slot_id.
+/// Refuses an index of a slot that there is not; `Pool` has `slots`, and may have a pad_slot_id.
 template <class Pool>
 void check_slot(const char* name, int64_t index, const Pool& pool) {
-  if (index >= pool.slots && index != pool.pad_slot_id) {
-    fail(name, " must be less than slots = ", pool.slots, ", got ", index);
+  if (index < pool.slots) return;
+  if constexpr (requires { pool.pad_slot_id; }) {
+    if (index == pool.pad_slot_id) return;
   }
+  fail(name, " must be less than slots = ", pool.slots, ", got ", index);
 }
 /// Checks `count` indices, if there are any; reads them, so that they must be the host's.
 template <class Pool>

@@ -118,13 +118,4 @@ StepCall make_step_call(const StepArguments& args, int64_t alignment) {
   return call;
 }
 
-void check_slots(const StepParams& params) {
-  if (!params.slot_indices.present()) return;
-  for (int64_t entry = 0; entry < params.batch; ++entry) {
-    const int64_t index = params.slot_indices.at(entry);
-    if (index < params.slots) continue;
-    fail("state_batch_indices must be less than slots = ", params.slots, ", got ", index);
-  }
-}
-
 }  // namespace selective_scan::op

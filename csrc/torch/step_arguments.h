@@ -55,7 +55,4 @@ inline ArrayView hidden_view(const Tensor& hidden) {
   return view_of(hidden, &ArrayView::batch, &ArrayView::step, &ArrayView::channel);
 }
 
-/// Refuses indices of slots that there are not; reads them, so that they must be the host's.
-void check_slots(const StepParams& params);
-
 }  // namespace selective_scan::op

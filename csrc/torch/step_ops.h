@@ -1,13 +1,9 @@
 // s6_step on one backend, and the ops by which a call is prepared and made again.
 //
-// A Backend names where the kernels run. It has:
+// A Backend (backend.h) has for these besides, and in place of its other launch():
 //
 //   static constexpr int64_t kAlignment
 //       Of weights and of the workspace, in bytes.
-//   explicit Backend(const Tensor& hidden)
-//       Selects the device of hidden.
-//   void check_indices(const StepParams& params) const
-//       Refuses indices of slots that there are not, if the host can read them.
 //   int64_t workspace_bytes(const StepParams& params) const
 //       How much scratch memory a call takes. Refuses what the kernels cannot run.
 //   void clear(void* workspace, int64_t bytes) const
@@ -51,7 +47,7 @@ template <class Backend>
 Tensor run_step(StepParams params, const Tensor& hidden, const OptionalTensor& head,
                 const OptionalTensor& workspace) {
   const Backend backend(hidden);
-  backend.check_indices(params);
+  backend.check(params);
   const int64_t width = head ? params.vocabulary : params.dim;
   const Tensor out =
       allocate(hidden, {params.batch, params.steps, width}, dtype_of(head ? *head : hidden));

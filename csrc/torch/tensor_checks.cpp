@@ -51,8 +51,8 @@ bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
 
 }  // namespace
 
-void fail_with(std::initializer_list<TextPart> parts) {
-  throw std::runtime_error("selective_scan: " + joined(parts));
+void fail_with(const std::string& text) {
+  throw std::runtime_error("selective_scan: " + text);
 }
 
 ScalarType dtype_of(const Tensor& tensor) {

@@ -18,12 +18,11 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
-/// Throws "selective_scan: " and the parts. Not STD_TORCH_CHECK, which puts a source line in front
+/// Throws "selective_scan: " and the text. Not STD_TORCH_CHECK, which puts a source line in front
 /// of what the user should read.
-[[noreturn]] void fail_with(std::initializer_list<TextPart> parts);
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  fail_with({parts...});
+[[noreturn]] void fail_with(const std::string& text);
+[[noreturn]] void fail(const auto&... parts) {
+  fail_with(joined(parts...));
 }
 
 /// tensor.scalar_type() without asking PyTorch for the number of one dtype after another, which

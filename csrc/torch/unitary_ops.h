@@ -19,15 +19,47 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/unitary_params.h"
+#include "argument_tables.h"
 #include "backend.h"
+#include "checked_call.h"
 #include "dispatcher.h"
 #include "optional_results.h"
 #include "scan_ops.h"
-#include "unitary_arguments.h"
 
 namespace selective_scan::op {
 
 using torch::stable::transpose;
+
+/// What the forward and the backward op have in common.
+using UnitaryArguments = tables::AdaptiveUnitaryScanArguments;
+
+/// b or c
+inline ArrayView weights_view(const Tensor& tensor) {
+  if (tensor.dim() == 1) return view_of(tensor, &ArrayView::state);
+  return view_of(tensor, &ArrayView::batch, tensor.dim() == 4 ? &ArrayView::group : kNone,
+                 &ArrayView::state, &ArrayView::step);
+}
+
+/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in,
+/// but for theta and the states. `max_dstate` is the backend's limit, 0 for none.
+inline UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
+  UnitaryScanParams params;
+  CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.tensors());
+  call.check_shapes();
+  set_sizes(params, call);
+  params.variable_b = args.b.dim() > 1;
+  params.variable_c = args.c.dim() > 1;
+
+  params.u = sequence_view(args.u);
+  params.dt = sequence_view(args.dt);
+  if (args.z) params.z = sequence_view(*args.z);
+  params.x_bias = pole_view(args.x_bias);
+  params.b = weights_view(args.b);
+  params.c = weights_view(args.c);
+  params.D = channel_view(args.D);
+  return params;
+}
 
 inline Tensor new_zeros_of(const Tensor& like, IntHeaderOnlyArrayRef shape, ScalarType dtype) {
   Tensor tensor = allocate(like, shape, dtype);
@@ -42,42 +74,23 @@ inline Tensor plus(const Tensor& a, const Tensor& b) {
 inline Tensor view_as_real(const Tensor& tensor) {
   return call("aten::view_as_real", "", tensor);
 }
-/// (..., blocks·k) as (blocks, the product of the others, k); a view of what is contiguous.
-inline Tensor by_block(const Tensor& tensor, int64_t blocks) {
-  const int64_t width = tensor.size(tensor.dim() - 1);
-  const int64_t rows = tensor.numel() / width;
-  return transpose(reshaped(tensor, {rows, blocks, width / blocks}), 0, 1);
-}
 /// The matrix product. Calls that name their output autocast leaves alone; the result of others it
 /// would give half the width, of which the kernels know nothing.
-inline void multiply(const char* op, const Tensor& a, const Tensor& b, const Tensor& result) {
-  allocating(a, [&] { return call(op, "out", a, b, result); });  // may copy a factor
-}
-/// (..., blocks·k), of which each block is multiplied by its matrix of (blocks, k, n), gives
-/// (..., blocks·n).
-inline Tensor product(const Tensor& rows, const Tensor& matrices) {
-  const int64_t blocks = matrices.size(0);
+inline Tensor product(const Tensor& rows, const Tensor& matrix) {
   std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
-  shape.back() = blocks * matrices.size(2);
+  shape.back() = matrix.size(1);
   const Tensor result = allocate(rows, sizes_of(shape), rows.scalar_type());
-  if (blocks == 1) {
-    multiply("aten::matmul", rows, torch::stable::select(matrices, 0, 0), result);
-  } else {
-    multiply("aten::bmm", by_block(rows, blocks), matrices, by_block(result, blocks));
-  }
+  // May copy a factor.
+  allocating(rows, [&] { return call("aten::matmul", "out", rows, matrix, result); });
   return result;
 }
-/// Sums of outer products: (..., blocks·n) and (..., blocks·k) give (blocks, n, k).
-inline Tensor outer_product(const Tensor& left, const Tensor& right, int64_t blocks) {
-  const Tensor columns = transpose(by_block(left, blocks), 1, 2), rows = by_block(right, blocks);
-  const Tensor result = allocate(left, {blocks, columns.size(1), rows.size(2)}, left.scalar_type());
-  if (blocks == 1) {
-    const auto matrix = [](const Tensor& tensor) { return torch::stable::select(tensor, 0, 0); };
-    multiply("aten::matmul", matrix(columns), matrix(rows), matrix(result));
-  } else {
-    multiply("aten::bmm", columns, rows, result);
-  }
-  return result;
+/// Sums of outer products: (..., n) and (..., k) give (n, k).
+inline Tensor outer_product(const Tensor& left, const Tensor& right) {
+  const auto matrix = [](const Tensor& tensor) {
+    const int64_t width = tensor.size(tensor.dim() - 1);
+    return reshaped(tensor, {tensor.numel() / width, width});
+  };
+  return product(transpose(matrix(left), 0, 1), matrix(right));
 }
 /// How theta of a slab lies in memory: (batch, step, row), where a row stands for a channel and a
 /// state. Channels last: rows are (group, state, channel of the group), the last dimension padded
@@ -119,7 +132,7 @@ struct ThetaLayout {
     return reshaped(transpose(channels, 1, 2), {dim, dstate, k});
   }
 
-  /// `planes` is 2 for complex values, whose imaginary parts are a plane of their own.
+  /// Imaginary parts, of what has them, are a plane of their own.
   SlabArray view(const Tensor& slab, int64_t batches, int64_t steps) const {
     SlabArray array;
     array.data = slab.mutable_data_ptr();
@@ -201,12 +214,6 @@ inline Tensor initial_states(const UnitaryScanParams& params, const Tensor& u,
   return given ? copy(allocate(u, shape, dtype), *given) : new_zeros_of(u, shape, dtype);
 }
 
-/// x, (dim, dstate, block), as (dim / block, rows of a block, block).
-inline Tensor blocks_of_rows(const ThetaLayout& layout, const Tensor& x, ScalarType dtype) {
-  const int64_t block = x.size(2), blocks = x.size(0) / block;
-  return reshaped(layout.to_rows(x, dtype), {blocks, layout.rows() / blocks, block});
-}
-
 template <class Backend>
 std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const UnitaryArguments& args,
                                                                      bool save_states) {
@@ -230,7 +237,7 @@ std::tuple<Tensor, Tensor, OptionalTensor> adaptive_unitary_scan_fwd(const Unita
   params.state = last_state.mutable_data_ptr();
   if (save_states) params.states = states->mutable_data_ptr();
   const ThetaLayout layout(params, Backend::kChannelsLast, Backend::kLanes);
-  const Tensor x_columns = as_contiguous(transpose(blocks_of_rows(layout, x, dtype), 1, 2));
+  const Tensor x_columns = as_contiguous(transpose(layout.to_rows(x, dtype), 0, 1));
   for (const Slab& slab : make_slabs(params, layout.rows(), Backend::kThetaBytes)) {
     const Tensor theta = product(slab_inputs(u, slab, dtype), x_columns);
     set_slab(params, slab);
@@ -330,10 +337,8 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
         states && states->numel() > 0
             ? *states
             : *std::get<2>(adaptive_unitary_scan_fwd<Backend>(args, /*save_states=*/true));
-    const Tensor x_rows = blocks_of_rows(layout, x, dtype);
-    const Tensor x_columns = as_contiguous(transpose(x_rows, 1, 2));
-    const int64_t blocks = x_rows.size(0);
-    dx_rows = reshaped(dx_rows, {blocks, layout.rows() / blocks, x.size(2)});
+    const Tensor x_rows = layout.to_rows(x, dtype);
+    const Tensor x_columns = as_contiguous(transpose(x_rows, 0, 1));
 
     params.state_gradient = state_gradient.mutable_data_ptr();
     params.states = const_cast<void*>(own_states.const_data_ptr());
@@ -368,7 +373,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
           {slab->batches, slab->steps, params.dim});
       const Tensor du_slab = plus(product(dtheta, x_rows), direct);
       copy(slab_of(du, *slab, 2), transpose(du_slab, 1, 2));
-      dx_rows = plus(dx_rows, outer_product(dtheta, inputs, blocks));
+      dx_rows = plus(dx_rows, outer_product(dtheta, inputs));
       db.take_terms(layout, *slab);
       dc.take_terms(layout, *slab);
     }
@@ -381,7 +386,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       initial_state ? as_gradient_of(*initial_state, state_gradient) : Tensor();
   return {du,
           ddt,
-          as_gradient_of(x, layout.from_rows(reshaped(dx_rows, {layout.rows(), x.size(2)}))),
+          as_gradient_of(x, layout.from_rows(dx_rows)),
           as_gradient_of(x_bias, sum_over(theta_sums, {0})),
           db.finish(),
           dc.finish(),
