@@ -90,6 +90,11 @@ def may_have_process_wide_hooks() -> bool:
     )
 
 
+def process_wide_forward_hooks() -> list[Callable[..., object]]:
+    """Those that every call of a module runs, as far as they are known."""
+    return [*(_pre_hooks or {}).values(), *(_hooks or {}).values()]
+
+
 def is_plain_call() -> bool:
     """Whether a call is an eager one that nothing but the ops themselves sees."""
     return not (

@@ -1,5 +1,6 @@
 """Generation by mamba_ssm's import paths, against what the model gives for whole sequences."""
 
+import contextlib
 import copy
 import math
 import pickle
@@ -7,10 +8,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from language_models import VOCAB, make_model, published_weights, reference_logits
 from layers import copies_of
 from opchecks import Ops
+from selective_scan.compat import generation
 from selective_scan.compat.generation import DecodingCache, InferenceParams
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
@@ -268,6 +271,8 @@ def test_steps_with_inference_params_give_the_whole(device, prompt):
         assert params.key_value_memory_dict.keys() == {0, 1, 2}
         params.reset(PROMPT, 3)
         assert params.seqlen_offset == 0
+    with pytest.raises(ValueError, match="hidden_states must be of batch 3, as the states"):
+        model(tokens[:2], inference_params=params)
     given = model.allocate_inference_cache(3, PROMPT)
     assert given.keys() == {0, 1, 2}
     for states, others in zip(given.values(), params.key_value_memory_dict.values(), strict=True):
@@ -395,6 +400,7 @@ def test_time_is_printed(device, capsys):
         ({"top_k": 0, "min_p": -0.5}, r"min_p must be from 0 to 1, got -0\.5"),
         ({"top_k": 0, "temperature": 0.0}, "temperature must be a positive finite number"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive finite number"),
+        ({"max_length": 16.5}, r"max_length must be an integer of at least 0, got 16\.5"),
         ({"teacher_outputs": torch.zeros(2, 9)}, r"teacher_outputs must be \(batch, length\)"),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids must be \(batch, seqlen\)"),
     ],
@@ -501,3 +507,68 @@ def test_a_quantized_weight_is_known_by_its_parts():
     numbers, scale = torch.randn(3, 3), torch.randn(3, 3)
     assert list(_addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
     assert list(_addresses(scale)) == [scale.data_ptr()]
+
+
+@pytest.fixture
+def captures(monkeypatch) -> list[tuple[int, int]]:
+    """The calls that are captured, without a GPU and in the place of graphs."""
+    calls = []
+
+    def capture(model, params, shape, device, n_warmups):
+        calls.append(shape)
+        model(torch.zeros(shape, dtype=torch.long), inference_params=params)
+
+    monkeypatch.setattr(generation, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    return calls
+
+
+def switch_off(model):
+    """As peft's disable_adapter does."""
+    model.backbone.layers[1].mixer.in_proj._disable_adapters = True
+
+
+def scale(model):
+    model.backbone.layers[1].mixer.in_proj.scaling["default"] = 0.5
+
+
+def hook(model):
+    model.backbone.norm_f.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def replace(model):
+    model.backbone.layers[0].mixer.out_proj.forward = lambda hidden: hidden[..., ::2]
+
+
+def coarsen(model):
+    model.backbone.norm_f.eps = 0.5
+
+
+@pytest.mark.parametrize("change", [switch_off, scale, hook, replace, coarsen])
+def test_graphs_are_made_anew_for_what_no_tensor_tells(change, captures):
+    model, _ = make()
+    in_proj = model.backbone.layers[1].mixer.in_proj
+    in_proj._disable_adapters, in_proj.scaling, in_proj.names = False, {"default": 1.0}, {"default"}
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)
+    first = update(cache=None)
+    model._decoding_cache = first
+    model.generate(torch.zeros(3, 4, dtype=torch.long), 6)
+    assert update(cache=first) is first
+    assert len(captures) == 1
+    change(model)
+    second = update(cache=first)
+    assert second is not first
+    assert update(cache=second) is second
+    assert len(captures) == 2
+
+
+def test_graphs_are_made_anew_for_a_hook_of_all_modules(captures):
+    model, _ = make()
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)
+    first = update(cache=None)
+    handle = register_module_forward_hook(lambda module, given, out: None)
+    try:
+        assert update(cache=first) is not first
+    finally:
+        handle.remove()
+    assert update(cache=first) is first

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._add_norm import add_rms_norm
-from ..mamba_mixer import at_least_single, refuse
+from .._discretization import at_least_single
+from .._module_arguments import refuse
 
 
 def layer_norm_fn(
@@ -45,7 +46,8 @@ def layer_norm_fn(
         out, shaped like x, in its dtype; with `prenorm` (out, sum).
 
     Raises:
-        ValueError: an argument that is not covered has another value than its default.
+        ValueError: an argument that is not covered has another value than its default, or the
+            residual another shape than x.
 
     References:
         Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. The
@@ -68,6 +70,9 @@ def layer_norm_fn(
     if return_dropout_mask:
         refuse("return_dropout_mask", "False", return_dropout_mask)
 
+    if residual is not None and residual.shape != x.shape:
+        wanted = f"of the shape of x, {tuple(x.shape)}"
+        refuse("residual", wanted, tuple(residual.shape))
     kept_dtype = torch.float32 if residual_in_fp32 else x.dtype
     if residual is not None:
         kept_dtype = residual.dtype
