@@ -279,6 +279,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         backward=f"dout {' '.join(given)}",
         derived={Option("xz_dtype", REAL): lambda inputs: inputs[0].dtype},
         function_arguments=LAYER_ARGUMENTS,
+        reference="" if own else None,  # which knows nothing of ranks
         backward_arguments=_arguments(*own),
         gradient_like={"xz": _allocate_dxz},
         has_batching_rules=False,
