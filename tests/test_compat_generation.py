@@ -392,6 +392,10 @@ def test_time_is_printed(device, capsys):
     assert capsys.readouterr().out.startswith("Prompt processing + decoding time: ")
 
 
+def tokens(batch: int) -> torch.Tensor:
+    return torch.zeros(batch, PROMPT, dtype=torch.long)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -400,8 +404,16 @@ def test_time_is_printed(device, capsys):
         ({"top_k": 0, "min_p": -0.5}, r"min_p must be from 0 to 1, got -0\.5"),
         ({"top_k": 0, "temperature": 0.0}, "temperature must be a positive finite number"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive finite number"),
+        ({"vocab_size": 0}, "vocab_size must be an integer of at least 1 or None, got 0"),
+        ({"eos_token_id": [1, 2]}, r"eos_token_id must be an integer or None, got \[1, 2\]"),
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a Tensor, got \[\[1, 2\]\]"),
+        ({"input_ids": torch.ones(2, 3)}, r"input_ids must be of dtype int32 or int64, got torch"),
+        ({"teacher_outputs": torch.zeros(3, 9)}, "teacher_outputs must be of dtype int32 or int64"),
         ({"max_length": 16.5}, r"max_length must be an integer of at least 0, got 16\.5"),
-        ({"teacher_outputs": torch.zeros(2, 9)}, r"teacher_outputs must be \(batch, length\)"),
+        (
+            {"teacher_outputs": tokens(2)},
+            r"teacher_outputs must be \(batch, length\)",
+        ),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids must be \(batch, seqlen\)"),
     ],
 )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import _pytorch
+from .._checks import INTEGER
 from .._module_arguments import check_count, check_positive, refuse
 from .sampling import modify_logit_for_repetition_penalty, sample
 
@@ -122,7 +123,7 @@ def decode(
         A named tuple of sequences and scores.
 
     Raises:
-        ValueError: an argument is out of range, or max_length is no integer.
+        ValueError: an argument is out of range, or of another type.
 
     Example:
         >>> import torch
@@ -133,13 +134,19 @@ def decode(
         >>> decode(torch.randint(100, (2, 10)), model, 15, top_k=5).sequences.shape
         torch.Size([2, 15])
     """
+    _check_tokens("input_ids", input_ids)
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         refuse("input_ids", "(batch, seqlen) with a token at least", tuple(input_ids.shape))
     batch, prompt = input_ids.shape
     check_count("max_length", max_length, minimum=0)
     check_positive("repetition_penalty", repetition_penalty)
+    if vocab_size is not None:
+        check_count("vocab_size", vocab_size, " or None")
+    if not isinstance(eos_token_id, int | Tensor | None):
+        refuse("eos_token_id", "an integer or None", eos_token_id)
     taught = 0
     if teacher_outputs is not None:
+        _check_tokens("teacher_outputs", teacher_outputs)
         if teacher_outputs.dim() != 2 or teacher_outputs.shape[0] != batch:
             got = tuple(teacher_outputs.shape)
             refuse("teacher_outputs", f"(batch, length) = ({batch}, *)", got)
@@ -192,6 +199,13 @@ def decode(
     if stopwatch is not None:
         print(f"Prompt processing + decoding time: {1000 * stopwatch.read():.0f}ms")
     return GenerationOutput(sequences[:, :end], tuple(scores) if output_scores else None)
+
+
+def _check_tokens(name: str, tokens: object) -> None:
+    if not isinstance(tokens, Tensor):
+        refuse(name, "a Tensor", tokens)
+    if tokens.dtype not in INTEGER:
+        refuse(name, "of dtype int32 or int64", tokens.dtype)
 
 
 Run = Callable[[Tensor, InferenceParams], Tensor]
