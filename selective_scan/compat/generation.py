@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +143,7 @@ def decode(
     check_positive("repetition_penalty", repetition_penalty)
     if vocab_size is not None:
         check_count("vocab_size", vocab_size, " or None")
-    if not isinstance(eos_token_id, int | Tensor | None):
+    if not isinstance(eos_token_id, numbers.Integral | Tensor | None):
         refuse("eos_token_id", "an integer or None", eos_token_id)
     taught = 0
     if teacher_outputs is not None:
