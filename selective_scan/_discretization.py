@@ -1,4 +1,4 @@
-"""The six discretizations, for the reference. The kernels' are in csrc/core/discretization.h."""
+"""The six discretizations, for the reference. The kernels' are in csrc/core/discretization/."""
 
 from __future__ import annotations
 
@@ -73,5 +73,6 @@ DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
 # These have abar = exp(x).
 EXPONENTIAL = {"zoh", "foh", "poly", "highorder", "rk4"}
 
-METHODS = tuple(DISCRETIZATIONS)  # in the order of kMethodNames in csrc/core/discretization.h
+# In the order of kMethodNames in csrc/core/discretization/method.h.
+METHODS = tuple(DISCRETIZATIONS)
 LAYER_METHODS = (*METHODS, "trapezoid")

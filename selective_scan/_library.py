@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -76,8 +77,17 @@ class Backends(Mapping[str, Backend]):
 
 # Device types that the ops have kernels for; "meta" stands for the fake kernels.
 devices: set[str] = set()
-# Why the library of a backend is not loaded.
-_reasons: dict[str, str] = {}
+
+
+class _Failure(NamedTuple):
+    """Why a library cannot be used, and whether to build it, or to build it anew, helps."""
+
+    reason: str
+    needs_build: bool = True
+
+
+# Of the backends whose libraries are not loaded.
+_failures: dict[str, _Failure] = {}
 
 
 def library_path(name: str) -> Path | None:
@@ -86,25 +96,33 @@ def library_path(name: str) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def _load(name: str) -> str | None:
+def _load(name: str) -> _Failure | None:
     """Loads the library of a backend; returns why that failed, None if it did not."""
     path = library_path(name)
     if path is None and hasattr(ops, f"{name}_build_info"):
         return None  # a hub's module of this build, which _ops.py has imported, registered its ops
     if path is None:
-        return f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER}){_shadowed_text()}"
+        return _Failure(
+            f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER}){_shadowed_text()}"
+        )
     if name == "cuda" and torch.version.cuda is None:
-        return f"built, but torch {torch.__version__} is a build without CUDA"
+        reason = f"built, but torch {torch.__version__} is a build without CUDA"
+        return _Failure(f"{reason}: another build of torch serves it", needs_build=False)
     if name == "cuda" and "cpu" not in devices:
-        return "built, but it needs the CPU library, which is missing"
+        reason, needs_build = _failures["cpu"]
+        return _Failure(f"built, but it needs the CPU library: {reason}", needs_build)
     try:
         torch.ops.load_library(path)
         version = _build_info(name)["version"]
     except (OSError, RuntimeError, AttributeError) as error:
-        return f"failed to load {path}: {error}"
+        _, is_own, refusal = str(error).rpartition("selective_scan: ")
+        if is_own:  # of an environment variable
+            return _Failure(refusal, needs_build=False)
+        return _Failure(f"failed to load {path}: {error}")
     if version not in (__version__, "unknown"):
-        return f"{path} was built from version {version}, this is {__version__}"
-    return _unfit_driver() if name == "cuda" else None
+        return _Failure(f"{path} was built from version {version}, this is {__version__}")
+    reason = _unfit_driver() if name == "cuda" else None
+    return None if reason is None else _Failure(reason, needs_build=False)
 
 
 def _unfit_driver() -> str | None:
@@ -138,11 +156,11 @@ def _build_info(name: str) -> dict[str, str]:
 
 def _load_libraries() -> None:
     for name in ("cpu", "cuda"):
-        reason = _load(name)
-        if reason is None:
+        failure = _load(name)
+        if failure is None:
             devices.add(name)
         else:
-            _reasons[name] = reason
+            _failures[name] = failure
     if "cpu" in devices:  # with its schemas, each Operator registers fake kernels
         devices.add("meta")
         _memory.register()
@@ -165,7 +183,7 @@ def backends() -> Backends:
     result = {}
     for name in ("cpu", "cuda"):
         path = library_path(name)
-        reason = _reasons.get(name)
+        reason = _failures[name].reason if name in _failures else None
         build = {} if reason else _build_info(name)
         if name == "cuda" and reason is None and not torch.cuda.is_available():
             reason = "torch finds no CUDA device"
@@ -226,7 +244,7 @@ def _warn_of_fallback(device: str) -> None:
     warn_once(
         "no kernels for tensors on %s: %s; the PyTorch reference runs instead, far slower",
         device,
-        _reasons.get(device, "not a supported device"),
+        _failures[device].reason if device in _failures else "not a supported device",
     )
 
 
@@ -241,11 +259,13 @@ def handle_missing_kernels(device: str, backend: str) -> None:
             "backend='reference' runs on any device"
         )
     name = device if device in _BUILD_COMMANDS else "cpu"
+    failure = _failures[name]
+    what_is_wrong = "cannot be used" if library_path(name) else "is missing"
+    by_build = f"To build it, run in the source folder: {_BUILD_COMMANDS[name]}. Or use "
     raise ImportError(
-        f"selective_scan: the {name.upper()} library, _{name}{_SUFFIXES[0]}, is missing: "
-        f"{_reasons[name]}. To build it, run in the source folder: {_BUILD_COMMANDS[name]}. "
-        "Or use the slow PyTorch reference: backend='reference', or "
-        "selective_scan.allow_fallback(True)"
+        f"selective_scan: the {name.upper()} library, _{name}{_SUFFIXES[0]}, {what_is_wrong}: "
+        f"{failure.reason}. {by_build if failure.needs_build else 'There is also '}"
+        "the slow PyTorch reference: backend='reference', or selective_scan.allow_fallback(True)"
     )
 
 

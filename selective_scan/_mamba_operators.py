@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
-from . import _pytorch
 from ._checks import REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail, size_of
 from ._derivative import Derivative
 from ._discretization import METHODS, at_least_single
@@ -204,30 +202,10 @@ class _LayerDerivative(Derivative):
 
 
 class _LayerOperator(Operator):
-    """That of a layer. Its callers let go of y, so that the last pass of a graph is run by the op
-    ``mamba_inner_bwd_over``, which is given y once more, to write over its memory."""
+    """That of a layer."""
 
     _derivative_type = _LayerDerivative
     _has_defaults = False
-
-    def schemas(self) -> dict[str, str]:
-        found = super().schemas()
-        over = found[f"{self.name}_bwd"].replace(") -> ", ", Tensor(a!) room) -> ")
-        return {**found, f"{self.name}_bwd_over": over}
-
-    def _register_backward(self) -> None:
-        super()._register_backward()
-        self._y = self._backward_names.index("y")
-        self._run_backward_over = _pytorch.shortest_call(self._op("_bwd_over"))
-        function = self._make_function(self._forward, self._run_backward_of_call)
-        self._apply = _pytorch.apply_outside_transforms(function)
-
-    def _run_backward_of_call(self, *arguments):
-        y = arguments[self._y]
-        if y is None or not _pytorch.is_last_use(y, arguments[0]):
-            return self._run_backward(*arguments)
-        increment_version(y)  # who reads it all the same is to be told
-        return self._run_backward_over(*arguments, y)
 
     def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
         # The residual, which decides about out, is not among the backward op's arguments.
@@ -301,6 +279,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         backward=f"dout {' '.join(given)}",
         derived={Option("xz_dtype", REAL): lambda inputs: inputs[0].dtype},
         function_arguments=LAYER_ARGUMENTS,
+        reference="" if own else None,  # which knows nothing of ranks
         backward_arguments=_arguments(*own),
         gradient_like={"xz": _allocate_dxz},
         has_batching_rules=False,

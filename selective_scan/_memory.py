@@ -35,12 +35,15 @@ def _last_error() -> str:
 
 def register() -> None:
     """Lets the kernels ask."""
-    define("_allocation_error", "(int num_bytes, int device_index) -> str", _allocation_error)
-    define("_last_error", "() -> str", _last_error)
+    define_callback(
+        "_allocation_error", "(int num_bytes, int device_index) -> str", _allocation_error
+    )
+    define_callback("_last_error", "() -> str", _last_error)
 
 
-def define(name: str, schema: str, kernel: Callable[..., object]) -> None:
-    """Makes an op that kernels call. What it raises they can ask for."""
+def define_callback(name: str, schema: str, kernel: Callable[..., object]) -> None:
+    """Makes an op of Python that kernels call, for whatever they want. What it raises they can ask
+    for."""
 
     def run(*arguments):
         try:

@@ -12,7 +12,10 @@ from ._checks import HALF
 
 
 def refuse(name: str, wanted: str, value: object) -> NoReturn:
-    raise ValueError(f"selective_scan: {name} must be {wanted}, got {value!r}")
+    """Raises the error. Of a tensor it tells the shape: its numbers may be many, and on a GPU."""
+    is_tensor = isinstance(value, torch.Tensor)
+    got = f"a Tensor of shape {tuple(value.shape)}" if is_tensor else repr(value)
+    raise ValueError(f"selective_scan: {name} must be {wanted}, got {got}")
 
 
 def check_count(name: str, value: object, alternative: str = "", *, minimum: int = 1) -> None:

@@ -98,7 +98,7 @@ class Operator:
         derived: values that the backward op wants beside, each from the forward op's arguments.
         function_arguments: those of the function and the reference, where not `arguments`.
         backward_arguments: the tensors that the backward op is given, where not `arguments`.
-        reference: the name of the reference, where not ``{name}_ref``.
+        reference: the name of the reference, where not ``{name}_ref``; "" where there is none.
         gradient_like: for arguments that the backward op is not given, what allocates the gradient
             given the backward op's arguments.
         flops: the operations of the forward and of the backward op for a call, which
@@ -131,7 +131,7 @@ class Operator:
         has_batching_rules: bool = True,
     ) -> None:
         self.name = name
-        self._reference = reference or f"{name}_ref"
+        self._reference = f"{name}_ref" if reference is None else reference
         self.arguments = arguments
         self.results = results
         self._backward_names = tuple(backward.split())
@@ -302,9 +302,13 @@ class Operator:
                 self._fail_on_tangents()
 
     def _fail_on_tangents(self, *_) -> NoReturn:
+        by_others = self._reference and (
+            f", but by the reference, {self._reference}, which functions run with "
+            "backend='reference'"
+        )
         raise RuntimeError(
-            "forward-mode differentiation is not supported by the kernels; "
-            f"{self._reference}, or backend='reference', supports it"
+            "selective_scan: forward-mode differentiation is not supported by the kernels"
+            f"{by_others}"
         )
 
     # --- what PyTorch is told ---------------------------------------------------------------------

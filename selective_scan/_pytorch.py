@@ -66,30 +66,12 @@ _unwrap_if_dead = _optional("_C._functorch.unwrap_if_dead")
 _SingleLevelFunction = _optional("autograd.function._SingleLevelFunction")
 
 
-# Whether the pass of autograd that runs keeps the graph.
-_keeps_graph = _optional("_C._autograd._get_current_graph_task_keep_graph") or _not_known
 _is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor") or (lambda tensor: True)
 
 
 def is_one_of_several(cotangent: Tensor | None) -> bool:
     """Whether a cotangent stands for several for which a pass is run at once."""
     return cotangent is not None and _is_legacy_batched(cotangent)
-
-
-def is_last_use(kept: Tensor, cotangent: Tensor) -> bool:
-    """Whether no kernel will read what autograd has kept after the backward op that is given it.
-
-    A CUDA graph that is captured may be replayed for any number of passes.
-    """
-    return not (
-        torch.is_grad_enabled()
-        or _keeps_graph()
-        or kept.is_meta
-        or num_modes()
-        or are_transforms_active()
-        or is_one_of_several(cotangent)
-        or (kept.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
 
 
 def may_have_process_wide_hooks() -> bool:
@@ -106,6 +88,11 @@ def may_have_process_wide_hooks() -> bool:
         for hooks in _all_hooks
         for hook in hooks.values()
     )
+
+
+def process_wide_forward_hooks() -> list[Callable[..., object]]:
+    """Those that every call of a module runs, as far as they are known."""
+    return [*(_pre_hooks or {}).values(), *(_hooks or {}).values()]
 
 
 def is_plain_call() -> bool:

@@ -14,11 +14,9 @@ from ._checks import INTEGER, REAL, Call, fail
 from ._discretization import METHODS, Method, poles
 from ._operator import Operator
 from ._result import Result
-from ._state_slots import pool_of, slots_of_rows
-from ._table import BackendName, DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
-from .causal_conv1d_update import causal_conv1d_update_ref
+from ._state_slots import pool_of
+from ._table import DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
 from .mamba_inner import rms_norm
-from .selective_state_update import selective_state_update_ref
 
 MAX_STATES = 64  # that the kernels hold of a channel
 
@@ -146,6 +144,7 @@ S6_STEP = _StepOperator(
             lambda call: call["head" if "head" in call.tensors else "hidden"].dtype,
         )
     ],
+    reference="",
     flops=_flops,
     has_batching_rules=False,
 )
@@ -206,114 +205,3 @@ def compose_step(
     if head is not None:
         residual = F.linear(residual, head.to(dtype))
     return residual
-
-
-def s6_step_ref(
-    hidden: Tensor,
-    stack: StackTensors,
-    norm_f: Tensor | None = None,
-    head: Tensor | None = None,
-    state_batch_indices: Tensor | None = None,
-    workspace: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
-    delta_softplus: bool = True,
-    discretization_method: Method = "zoh",
-    backend: BackendName = "auto",
-) -> Tensor:
-    """The step through the stack, layer by layer in plain PyTorch.
-
-    Arguments, result and errors are those of :func:`s6_step`; `backend` is checked as there, but
-    chooses nothing here, and the workspace stays as it is. It runs on any device, and refuses
-    indices of slots that there are not on any.
-    """
-    tensors = (norm_f, head, state_batch_indices, workspace)
-    options = (eps, delta_softplus, discretization_method, backend)
-    call = S6_STEP.check((hidden, *stack, *tensors, *options))
-    dtype = call.compute_dtype
-    out_dtype = hidden.dtype if head is None else head.dtype
-    _, is_live = slots_of_rows(call, "state_batch_indices", stack.state[0])
-    residual = compose_step(
-        causal_conv1d_update_ref,
-        selective_state_update_ref,
-        hidden.to(dtype),
-        stack,
-        norm_f,
-        head,
-        state_batch_indices,
-        eps,
-        delta_softplus,
-        discretization_method,
-    )
-    return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
-
-
-def s6_step(
-    hidden: Tensor,
-    stack: StackTensors,
-    norm_f: Tensor | None = None,
-    head: Tensor | None = None,
-    state_batch_indices: Tensor | None = None,
-    workspace: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
-    delta_softplus: bool = True,
-    discretization_method: Method = "zoh",
-    backend: BackendName = "auto",
-) -> Tensor:
-    """Takes one step through a stack of layers, or a few, and changes their states in place.
-
-    For each layer, with r = hidden in the beginning::
-
-        h        = r / sqrt(mean(r²) + eps) · norm
-        x, z     = in_proj·h + in_proj_bias
-        x        = silu(causal depthwise convolution of x)
-        dt, B, C = x_proj·x
-        Δ        = dt_proj·dt + dt_proj_bias, through softplus if `delta_softplus`
-        y        = the selective scan of x by Δ, A = −exp(A_log), B, C, D and z
-        r        = r + out_proj·y + out_proj_bias
-
-    The steps of a row go through convolution and scan one after another, as in
-    :func:`causal_conv1d_update` and :func:`selective_state_update`, whose pools and padding these
-    are. Arithmetic is float32, float64 if any tensor is float64, also under torch.autocast, and
-    what passes from one part to the next on a CPU is not rounded in between; on a GPU what is
-    multiplied is of the matrices' dtype. A row's bits depend on no other row. There is no
-    derivative: a call that would need one is refused.
-
-    Args:
-        hidden: (batch, steps, d_model), float32, float16, bfloat16 or float64.
-        stack: weights and states of the layers.
-        norm_f: weights of a final RMSNorm, (d_model,).
-        head: (vocabulary, d_model), of the dtype of the layers' matrices.
-        state_batch_indices: the slot of each row, (batch,), int32 or int64; negative for padding,
-            whose out is 0. Without it there are as many slots as rows.
-        workspace: memory for kernels that keep some from one call to the next, (bytes,), uint8, of
-            zeros before the first call, which calls that may run at the same time must not share.
-            There is one for the call alone without it.
-        eps: of all norms.
-        delta_softplus: whether Δ goes through softplus.
-        discretization_method: see :func:`selective_scan_fn`.
-        backend: see :func:`selective_state_update`.
-
-    Returns:
-        (batch, steps, d_model) of hidden's dtype; with a head (batch, steps, vocabulary) of its.
-
-    Raises:
-        TypeError: an argument is not of the type above.
-        RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
-            the argument, what was expected and what came. Also a call that needs a gradient; on a
-            CPU, an index of a slot that there is not; and on CUDA, where such an index is padding,
-            what the kernel does not take: more than 16 rows of all steps, float64, sizes that are
-            no multiples of 16, more than 128 layers, or a GPU before compute capability 8.0.
-    """
-    tensors = (norm_f, head, state_batch_indices, workspace)
-    options = (eps, delta_softplus, discretization_method)
-    arguments = (hidden, *stack, *tensors, *options)
-    if not S6_STEP.has_kernels((*arguments, backend)):
-        return s6_step_ref(
-            *(hidden, stack, *tensors),
-            eps=eps,
-            delta_softplus=delta_softplus,
-            discretization_method=discretization_method,
-        )
-    return S6_STEP(*arguments)

@@ -70,7 +70,7 @@ class TensorArgument:
     def check_type(self, value: object) -> None:
         if isinstance(value, Tensor) or (value is None and self.optional):
             return
-        _fail_on_type(self.name, "a Tensor or None" if self.optional else "a Tensor", value)
+        fail_on_type(self.name, "a Tensor or None" if self.optional else "a Tensor", value)
 
     def check_dtype(self, name: str, tensor: Tensor, call: Call) -> None:
         allowed, remark = self.dtypes, ""
@@ -113,10 +113,10 @@ class TensorList(TensorArgument):
             return
         if not isinstance(value, list | tuple):
             wanted = "a list of Tensors" + (" or None" if self.optional else "")
-            _fail_on_type(self.name, wanted, value)
+            fail_on_type(self.name, wanted, value)
         for i, tensor in enumerate(value):
             if not isinstance(tensor, Tensor):
-                _fail_on_type(f"{self.name}[{i}]", "a Tensor", tensor)
+                fail_on_type(f"{self.name}[{i}]", "a Tensor", tensor)
 
     def check_dtype(self, name: str, tensor: Tensor, call: Call) -> None:
         first = f"{self.same_dtype or self.name}[0]"
@@ -159,7 +159,7 @@ class Option:
         is_flag = isinstance(value, bool) or _is_numpy_bool(value)  # a bool is an int, too
         if is_flag != (self.type is bool) or not (is_flag or isinstance(value, self.type)):
             wanted = _with_article(self.type)
-            _fail_on_type(self.name, f"{wanted} or None" if self.optional else wanted, value)
+            fail_on_type(self.name, f"{wanted} or None" if self.optional else wanted, value)
 
     def check_value(self, value: object) -> None:
         if self.choices and value not in self.choices and not (value is None and self.optional):
@@ -189,7 +189,7 @@ class Number:
 
     def check_type(self, value: object) -> None:
         if not isinstance(value, int | self.type) or isinstance(value, bool):
-            _fail_on_type(self.name, _with_article(self.type), value)
+            fail_on_type(self.name, _with_article(self.type), value)
 
     def check_value(self, value: float) -> None:
         if self.low is not None and not value >= self.low:
@@ -206,7 +206,7 @@ def _is_numpy_bool(value: object) -> bool:
     return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
 
-def _fail_on_type(name: str, wanted: str, value: object) -> NoReturn:
+def fail_on_type(name: str, wanted: str, value: object) -> NoReturn:
     raise TypeError(f"selective_scan: {name} must be {wanted}, got {type(value).__name__}")
 
 

@@ -78,12 +78,13 @@ def adaptive_unitary_scan_ref(
     *,
     initial_state: Tensor | None = None,
     return_last_state: bool | None = False,
+    backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The adaptive unitary scan, step by step in plain PyTorch.
 
-    Arguments but for `backend`, results and errors are those of :func:`adaptive_unitary_scan_fn`.
-    It runs on any device and can be differentiated any number of times. Time and, with gradients,
-    memory grow as batch·dim·dstate·seqlen.
+    Arguments, results and errors are those of :func:`adaptive_unitary_scan_fn`; `backend` is
+    checked as there, but chooses nothing here. It runs on any device and can be differentiated any
+    number of times. Time and, with gradients, memory grow as batch·dim·dstate·seqlen.
 
     Example:
         >>> import torch
@@ -95,7 +96,7 @@ def adaptive_unitary_scan_ref(
         torch.Size([2, 4, 100])
     """
     inputs = (u, dt, x, x_bias, B, C, D, z, initial_state)
-    call = _ADAPTIVE_UNITARY_SCAN.check((*inputs, return_last_state, "auto"))
+    call = _ADAPTIVE_UNITARY_SCAN.check((*inputs, return_last_state, backend))
 
     batch, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype

@@ -102,11 +102,13 @@ def diagonal_scan_ref(
     initial_state: Tensor | None = None,
     reverse: bool = False,
     cu_seqlens: Tensor | None = None,
+    backend: BackendName = "auto",
 ) -> Tensor:
     """The diagonal scan, step by step in plain PyTorch.
 
-    Arguments but for `backend`, result and errors are those of :func:`diagonal_scan_fn`. It runs on
-    any device and can be differentiated any number of times.
+    Arguments, result and errors are those of :func:`diagonal_scan_fn`; `backend` is checked as
+    there, but chooses nothing here. It runs on any device and can be differentiated any number of
+    times.
 
     Example:
         >>> import torch
@@ -114,7 +116,7 @@ def diagonal_scan_ref(
         >>> diagonal_scan_ref(torch.tensor([0.5]), torch.ones(4))
         tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    call = DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, "auto"))
+    call = DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, backend))
     dtype, seqlen = call.state_dtype, b.shape[-1]
     a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
     b_steps = b.to(dtype).unbind(-1)

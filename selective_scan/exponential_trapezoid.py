@@ -110,7 +110,7 @@ def exponential_trapezoid_ref(
         return torch.stack([h, now], 1)
 
     state, are_none = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
-    out = output_of(y_steps, u, x, D, z, reverse, are_none)
+    out = output_of(y_steps, call, x, reverse, are_none)
     return (out, state) if return_last_state else out
 
 

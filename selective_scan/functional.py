@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._checks import Call
 from ._discretization import DISCRETIZATIONS, Method, steps_of_sequences
 from ._matrix_scan import operator_for
 from ._packed import scan_steps
@@ -88,7 +89,7 @@ def selective_scan_ref(
         return h
 
     h, are_none = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
-    out = output_of(y_steps, u, x, D, z, reverse, are_none)
+    out = output_of(y_steps, call, x, reverse, are_none)
     return (out, h) if return_last_state else out
 
 
@@ -99,22 +100,26 @@ def observed(C: Tensor, h: Tensor) -> Tensor:
 
 
 def output_of(
-    y_steps: list[Tensor],
-    u: Tensor,
-    x: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    reverse: bool,
-    are_none: Tensor | None,
+    y_steps: list[Tensor], call: Call, x: Tensor, reverse: bool, are_none: Tensor | None
 ) -> Tensor:
     """out of y at every step, in the order of the scan; x is u in the dtype of arithmetic."""
+    u, D, z = call["u"], call.tensors.get("D"), call.tensors.get("z")
     if reverse:
         y_steps.reverse()
-    y = torch.stack(y_steps, -1) if y_steps else torch.empty_like(x)
+    y = torch.stack(y_steps, -1) if y_steps else _without_steps(x, call)
     y = finished(y, x, D, z, are_none)
     # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
     # tensor into another.
     return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
+
+
+def _without_steps(x: Tensor, call: Call) -> Tensor:
+    """y of no steps, which depends on every tensor all the same: all gradients are zeros."""
+    y = torch.empty_like(x)
+    for tensor in call.tensors.values():
+        if tensor.is_complex() or tensor.is_floating_point():
+            y = y + tensor.sum().real.to(y.dtype)
+    return y
 
 
 def finished(

@@ -142,7 +142,10 @@ def selective_state_update_ref(
         written = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
         is_written = written & (is_live if destination.dim() == 1 else is_live[:, None])
 
-    h = state[torch.where(is_live, source, 0)].to(h_dtype) if slots > 0 else state.to(h_dtype)
+    if slots > 0:
+        h = state[torch.where(is_live, source, 0)].to(h_dtype)
+    else:  # all rows are padding
+        h = state.new_zeros((call.sizes["batch"], *state.shape[1:]), dtype=h_dtype)
     poles = A.to(h_dtype)
     outs = []
     sequences = [xs, steps_of(dt), projections_of(B), projections_of(C)]

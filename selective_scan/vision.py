@@ -13,6 +13,7 @@ from ._checks import COMPLEX, REAL, SINGLE_OR_DOUBLE, Call, check_dims, fail
 from ._cross_scan import cross_scan, is_one_node
 from ._discretization import METHODS, Method
 from ._table import (
+    BACKEND,
     REAL_OR_COMPLEX,
     BackendName,
     Option,
@@ -20,6 +21,7 @@ from ._table import (
     TensorArgument,
     TensorList,
     check_backend,
+    fail_on_type,
 )
 from .functional import selective_scan_fn, selective_scan_ref
 
@@ -86,7 +88,10 @@ def cross_scan_fn(
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
         RuntimeError: a wrong layout, device, dtype or shape, or an unknown method; the message
-            names the argument, what was expected and what came.
+            names the argument, what was expected and what came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
+        ImportError: the library for the tensors' device is missing.
 
     References:
         Liu et al., "VMamba: Visual State Space Model", 2024, arXiv:2401.10166: SS2D, section 4.2.
@@ -110,7 +115,7 @@ def cross_scan_fn(
         )
     parameters, options = (A, D, delta_bias), (delta_softplus, discretization_method)
     maps = _checked_maps(x, delta, B, C, *parameters, *options)
-    check_backend(backend, x.device)
+    _check_backend(backend, x)
     if is_one_node(x, *parameters, *chain(*maps)):
         return cross_scan(_compose, x, maps, parameters, options)
     return _compose(x, maps, parameters, options, backend)
@@ -164,13 +169,16 @@ def cross_scan_ref(
     delta_softplus: bool = False,
     *,
     discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
 ) -> Tensor:
     """:func:`cross_scan_fn` in plain PyTorch: each direction as a sequence of its own.
 
-    Arguments, result and what is raised are the same, but for `backend`.
+    Arguments, result and errors are the same; `backend` is checked as there, but chooses nothing
+    here. It runs on any device and can be differentiated any number of times.
     """
     parameters = (A, D, delta_bias, delta_softplus, discretization_method)
     maps = _checked_maps(x, delta, B, C, *parameters)
+    _check_backend(backend, x)
     places = torch.arange(x.shape[-2] * x.shape[-1], device=x.device).view(x.shape[-2:])
     out = torch.zeros_like(x).flatten(-2)
     for k, order in enumerate((places, places.T, places.flip(0, 1), places.T.flip(0, 1))):
@@ -194,6 +202,12 @@ def _along_columns(maps: Tensor) -> Tensor:
 
 
 # --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_backend(backend: str, x: Tensor) -> None:
+    if backend != "auto":
+        BACKEND.check_type(backend)
+        check_backend(backend, x.device)
 
 
 def _checked_maps(
@@ -240,7 +254,9 @@ def _kind(value: object) -> object:
 def _by_directions(name: str, maps: Maps) -> Maps:
     """Four maps, unbound for the same reason as the other parameters."""
     if not isinstance(maps, Tensor):
-        if isinstance(maps, list | tuple) and len(maps) != DIRECTIONS:
+        if not isinstance(maps, list | tuple):
+            fail_on_type(name, "a Tensor or a list of Tensors", maps)
+        if len(maps) != DIRECTIONS:
             fail(f"{name} must have {DIRECTIONS} maps, one for each direction, got {len(maps)}")
         return maps
     if maps.dim() < 2 or maps.shape[1] != DIRECTIONS:

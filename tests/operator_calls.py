@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from problem import generator
+from s6_step import s6_step
 from selective_scan import (
     adaptive_unitary_scan_fn,
     causal_conv1d_fn,
@@ -15,7 +16,7 @@ from selective_scan import (
     selective_scan_prefill,
     selective_state_update,
 )
-from selective_scan._s6_step import StackTensors, s6_step
+from selective_scan._s6_step import StackTensors
 
 Call = tuple[Callable, list[torch.Tensor]]
 BATCH, DIM, DSTATE = 2, 4, 3

@@ -267,7 +267,8 @@ CROSS_SCAN = Refusals(
     lambda **changes: dict(zip(vision.NAMES, vision.make(torch.float32), strict=True)) | changes,
     "x",
     [
-        bad("delta", "be a list of Tensors", 3),
+        bad("delta", "be a Tensor or a list of Tensors", 3, None),
+        BACKENDS,
         bad("x", "be (batch, dim, height, width)", ones(2, 6, 35)),
         bad("delta", "be (batch, 4, ...)", ones(2, 3, 6, 5, 7)),
         bad("delta", "have 4 maps, one for each direction, got 3", [ones(2, 6, 5, 7)] * 3),

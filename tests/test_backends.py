@@ -62,7 +62,8 @@ def sources_only(tmp_path_factory) -> Path:
 def without_kernels(monkeypatch):
     """This process as it would be had nothing been built."""
     monkeypatch.setattr(_library, "devices", set())
-    monkeypatch.setattr(_library, "_reasons", {"cpu": "not built", "cuda": "not built"})
+    failures = dict.fromkeys(("cpu", "cuda"), _library._Failure("not built"))
+    monkeypatch.setattr(_library, "_failures", failures)
     monkeypatch.setattr(_library, "_warned", set())
     yield
     allow_fallback(False)
@@ -107,7 +108,7 @@ def test_backends_print_as_a_table():
 def test_a_library_of_another_version_is_not_used(monkeypatch):
     monkeypatch.setattr(_library, "_build_info", lambda name: {"version": "0.0.1"})
     expected = f"was built from version 0.0.1, this is {selective_scan.__version__}"
-    assert expected in _library._load("cpu")
+    assert expected in _library._load("cpu").reason
 
 
 @pytest.mark.parametrize(
@@ -251,6 +252,41 @@ def test_library_that_does_not_load(sources_only, tmp_path):
     loaders_own = message.split(f"failed to load {library}: ")[1]
     assert str(library) in loaders_own  # as in "/path/_cpu.so: file too short"
     assert status["cpu"][1].startswith(f"failed to load {library}: ")
+    assert message.startswith("selective_scan: the CPU library, _cpu.so, cannot be used: failed")
+    assert "pip install" in message
+
+
+def test_a_wrong_instruction_set_is_no_reason_to_build():
+    code = f"import os; os.environ['SELECTIVE_SCAN_CPU_CAPABILITY'] = 'sse'\n{CALL}"
+    error, message, _, status = json.loads(run_python(code).stdout)
+    assert error == "ImportError"
+    wrong = "SELECTIVE_SCAN_CPU_CAPABILITY must be one of default"
+    assert message.startswith(f"selective_scan: the CPU library, _cpu.so, cannot be used: {wrong}")
+    assert "on this processor, got 'sse'. There is also the slow PyTorch reference" in message
+    assert "pip install" not in message
+    assert status["cpu"][1].startswith(wrong)
+    if not status["cuda"][1].startswith("not built"):
+        assert "pip install" not in status["cuda"][1]
+
+
+def test_what_the_cuda_library_lacks_is_no_reason_to_build(monkeypatch, tmp_path):
+    (tmp_path / "_cuda.so").touch()
+    monkeypatch.setattr(_library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(_library, "devices", set())
+    monkeypatch.setattr(_library, "_failures", {"cpu": _library._Failure("too new", False)})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    wanted = "built, but it needs the CPU library: too new"
+    assert _library._load("cuda") == (wanted, False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    reason, needs_build = _library._load("cuda")
+    assert "is a build without CUDA" in reason
+    assert not needs_build
+    _library._failures["cuda"] = _library._Failure(reason, needs_build)
+    with pytest.raises(
+        ImportError, match=r"the CUDA library, _cuda\.so, cannot be used: built"
+    ) as it:
+        _library.handle_missing_kernels("cuda", "auto")
+    assert "pip install" not in str(it.value)
 
 
 def test_fallback_by_environment(sources_only):

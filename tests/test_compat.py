@@ -201,6 +201,17 @@ def test_norm_refuses_what_is_not_covered(compat_modules):
     for call in (partial(layer_norm_fn, x, x[0], None), partial(RMSNorm, 16)):
         with pytest.raises(ValueError, match=r"dropout_p must be 0, got 0\.5"):
             call(dropout_p=0.5)
+    wanted = r"residual must be of the shape of x, \(3, 16\), got \(6, 16\)"
+    for bias in (None, x[0]):
+        with pytest.raises(ValueError, match=wanted):
+            layer_norm_fn(x, x[0], bias, torch.zeros(6, 16), is_rms_norm=bias is None)
+    for arguments, message in (
+        ((x, x[0, :8], None), r"weight must be \(hidden_size,\) = \(16,\), got \(8,\)"),
+        ((x, x[0], x), r"bias must be \(hidden_size,\) = \(16,\), got \(3, 16\)"),
+        ((x.int(), x[0], None), r"x must be of a floating dtype, got torch\.int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer_norm_fn(*arguments, is_rms_norm=True)
 
 
 # --- Mamba and Block ------------------------------------------------------------------------------

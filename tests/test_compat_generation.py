@@ -268,6 +268,8 @@ def test_steps_with_inference_params_give_the_whole(device, prompt):
         assert params.key_value_memory_dict.keys() == {0, 1, 2}
         params.reset(PROMPT, 3)
         assert params.seqlen_offset == 0
+    with pytest.raises(ValueError, match="hidden_states must be of batch 3, as the states"):
+        model(tokens[:2], inference_params=params)
     given = model.allocate_inference_cache(3, PROMPT)
     assert given.keys() == {0, 1, 2}
     for states, others in zip(given.values(), params.key_value_memory_dict.values(), strict=True):
@@ -387,6 +389,10 @@ def test_time_is_printed(device, capsys):
     assert capsys.readouterr().out.startswith("Prompt processing + decoding time: ")
 
 
+def tokens(batch: int) -> torch.Tensor:
+    return torch.zeros(batch, PROMPT, dtype=torch.long)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -395,7 +401,16 @@ def test_time_is_printed(device, capsys):
         ({"top_k": 0, "min_p": -0.5}, r"min_p must be from 0 to 1, got -0\.5"),
         ({"top_k": 0, "temperature": 0.0}, "temperature must be a positive finite number"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a positive finite number"),
-        ({"teacher_outputs": torch.zeros(2, 9)}, r"teacher_outputs must be \(batch, length\)"),
+        ({"vocab_size": 0}, "vocab_size must be an integer of at least 1 or None, got 0"),
+        ({"eos_token_id": [1, 2]}, r"eos_token_id must be an integer or None, got \[1, 2\]"),
+        ({"input_ids": [[1, 2]]}, r"input_ids must be a Tensor, got \[\[1, 2\]\]"),
+        ({"input_ids": torch.ones(2, 3)}, r"input_ids must be of dtype int32 or int64, got torch"),
+        ({"teacher_outputs": torch.zeros(3, 9)}, "teacher_outputs must be of dtype int32 or int64"),
+        ({"max_length": 16.5}, r"max_length must be an integer of at least 0, got 16\.5"),
+        (
+            {"teacher_outputs": tokens(2)},
+            r"teacher_outputs must be \(batch, length\)",
+        ),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids must be \(batch, seqlen\)"),
     ],
 )
@@ -437,67 +452,3 @@ def test_graphs_are_not_copied():
     model._decoding_cache = DecodingCache((), params, {1: lambda: "what no process can pickle"})
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin._decoding_cache is None
-
-
-# --- CUDA graphs ----------------------------------------------------------------------------------
-
-
-def test_graphs_are_kept_while_they_fit(cuda_device):
-    model, prompts = make(cuda_device)
-    out = model.generate(prompts, LENGTH, cg=True)
-    cache = model._decoding_cache
-    assert torch.equal(model.generate(prompts[:, :3], LENGTH, cg=True)[:, :3], prompts[:, :3])
-    assert torch.equal(model.generate(prompts, LENGTH, cg=True), out)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
-    assert model._decoding_cache is cache
-    assert torch.equal(
-        model.generate(prompts[:2], LENGTH, cg=True), model.generate(prompts[:2], LENGTH)
-    )
-    assert model._decoding_cache is not cache
-
-
-def test_graphs_are_made_anew_for_other_weights(cuda_device):
-    model, prompts = make(cuda_device)
-    model.generate(prompts, LENGTH, cg=True)
-    cache = model._decoding_cache
-    weight = model.backbone.layers[0].mixer.in_proj.weight
-    model.backbone.layers[0].mixer.in_proj.weight = torch.nn.Parameter(3 * weight.detach())
-    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
-    assert model._decoding_cache is not cache
-
-
-def test_graphs_under_autocast(cuda_device):
-    model = make_model(cuda_device, torch.float32, published_weights())
-    prompts = torch.randint(VOCAB, (2, PROMPT), device=cuda_device)
-    teacher = torch.randint(VOCAB, (2, LENGTH), device=cuda_device)
-    options = {"teacher_outputs": teacher, "output_scores": True, "return_dict_in_generate": True}
-    model.generate(prompts, LENGTH, cg=True)
-    for _ in range(2):
-        with torch.autocast("cuda", torch.bfloat16):
-            eager = model.generate(prompts, LENGTH, **options)
-        with torch.autocast("cuda", torch.bfloat16):
-            graph = model.generate(prompts, LENGTH, cg=True, **options)
-        for one, other in zip(graph.scores, eager.scores, strict=True):
-            torch.testing.assert_close(one, other)
-
-
-def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
-    """A layer goes on from its states by single tokens."""
-    from mamba_ssm.utils.generation import update_graph_cache
-
-    model, _ = make(cuda_device)
-    with pytest.raises(ValueError, match="hidden_states must be one step"):
-        update_graph_cache(model, None, 2, PROMPT, LENGTH, decoding_seqlens=(2,))
-
-
-def test_a_quantized_weight_is_known_by_its_parts():
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    from selective_scan.compat.generation import _addresses
-
-    numbers, scale = torch.randn(3, 3), torch.randn(3, 3)
-    assert list(_addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
-    assert list(_addresses(scale)) == [scale.data_ptr()]

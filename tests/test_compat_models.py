@@ -74,6 +74,8 @@ def test_kinds_of_blocks(rms_norm, fused, d_intermediate, device):
     weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
     expected = reference_logits(weights, tokens)
     assert error(model(tokens.to(device)).logits.cpu(), expected) < 1e-12
+    every = model(tokens.to(device), num_last_tokens=-1).logits  # as upstream has it
+    assert error(every.cpu(), expected) < 1e-12
     last = model(tokens.to(device), num_last_tokens=2).logits
     assert error(last.cpu(), expected[:, -2:]) < 1e-12
 

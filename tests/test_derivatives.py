@@ -12,6 +12,10 @@ import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 from gpu_kernels import has_step
 
+FORWARD_MODE = (
+    "^selective_scan: forward-mode differentiation is not supported by the kernels"
+    "(, but by the reference, {}, which functions run with backend='reference')?$"
+)
 OPERATORS = ("selective_scan", "diagonal_scan", "adaptive_unitary_scan")
 
 
@@ -29,7 +33,7 @@ def operator(request, device):
 def test_forward_mode_refuses(operator):
     function, reference, inputs, name = operator
     tangent = torch.ones_like(inputs[name])
-    sentence = f"not supported by the kernels; {reference.__name__}, or backend='reference'"
+    sentence = FORWARD_MODE.format(reference.__name__).replace("?$", "$")
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(inputs[name], tangent)
         with pytest.raises(RuntimeError, match=sentence):
@@ -60,9 +64,17 @@ def test_forward_mode_of_ops_refuses(requires_grad, device):
     ):
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(a, torch.ones_like(a))
-            with pytest.raises(RuntimeError, match="is not supported by the kernels"):
+            with pytest.raises(RuntimeError, match=FORWARD_MODE.format("diagonal_scan_ref")):
                 op(dual, *others)
             op(a, *others)
+
+
+def test_forward_mode_of_a_layer_names_what_supports_it(device):
+    layer = selective_scan.S6(8).to(device)
+    x = torch.randn(2, 5, 8, device=device)
+    sentence = FORWARD_MODE.format("mamba_inner_ref").replace("?$", "$")
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.func.jvp(layer, (x,), (x,))
 
 
 # --- what is written in place ---------------------------------------------------------------------
@@ -101,7 +113,7 @@ def test_what_is_written_in_place_has_no_derivative(call_in_place):
         tensor.requires_grad_(False)
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(tensor, torch.ones_like(tensor))
-            with pytest.raises(RuntimeError, match="forward-mode differentiation is not supported"):
+            with pytest.raises(RuntimeError, match=FORWARD_MODE.format(r"\w+_ref")):
                 function(*tensors[:i], dual, *tensors[i + 1 :])
 
 

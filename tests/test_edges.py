@@ -16,7 +16,7 @@ from problem import (
     reference,
     run,
 )
-from selective_scan import selective_scan_fn
+from selective_scan import selective_scan_fn, selective_scan_ref
 
 SMALL = Case(dim=4, dstate=4, seqlen=40)
 STATE_SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256)
@@ -90,6 +90,16 @@ def test_an_empty_sequence_keeps_the_initial_state(initial_state, is_complex, re
             assert torch.equal(value.grad, cotangent)
         elif value is not None:
             assert value.grad is None or not value.grad.any(), name
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("function", [selective_scan_fn, selective_scan_ref])
+def test_gradients_of_no_steps_are_zeros(function, is_complex, device):
+    case = SMALL.with_(seqlen=0, complex=is_complex, input_delta=torch.float32)
+    inputs = {name: value for name, value in inputs_on(case, device).items() if value is not None}
+    gradients = torch.autograd.grad(function(**inputs).sum(), list(inputs.values()))
+    for value, gradient in zip(inputs.values(), gradients, strict=True):
+        assert torch.equal(gradient, torch.zeros_like(value))
 
 
 def test_an_empty_sequence_of_packed_projections(device):

@@ -8,6 +8,7 @@ import torch
 
 from exported import OPSETS, Call, Program, assert_close
 from problem import METHODS, generator
+from s6_step import s6_step
 from selective_scan import (
     S6,
     causal_conv1d_fn,
@@ -18,7 +19,7 @@ from selective_scan import (
     selective_scan_prefill,
     selective_state_update,
 )
-from selective_scan._s6_step import StackTensors, s6_step
+from selective_scan._s6_step import StackTensors
 from selective_scan.onnx import decompose, export
 from selective_scan.vision import cross_scan_fn
 

@@ -9,7 +9,8 @@ import torch
 from cases import Axes
 from in_place import in_float64
 from problem import METHODS, Error, generator
-from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
+from s6_step import s6_step, s6_step_ref
+from selective_scan._s6_step import StackTensors
 
 pytestmark = pytest.mark.usefixtures("step_kernel")
 

@@ -13,7 +13,8 @@ from cases import (
 )
 from opchecks import in_order
 from refusals import Way, by_op, outcome_of
-from selective_scan._s6_step import StackTensors, s6_step, s6_step_ref
+from s6_step import s6_step, s6_step_ref
+from selective_scan._s6_step import StackTensors
 from test_s6_step import BASE, assert_same_states, copy_of, make, states_of
 
 pytestmark = pytest.mark.usefixtures("step_kernel")

@@ -288,6 +288,18 @@ def test_padding_is_left_alone(dim, dtype, steps, device):
     assert not torch.equal(state[1], before[1])
 
 
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_pool_without_slots_serves_padding(steps, device):
+    shape = (3, 4) if steps is None else (3, steps, 4)
+    x, B = (torch.ones(*shape[:-1], size, device=device) for size in (4, 5))
+    A = -torch.ones(4, 5, device=device)
+    padding = torch.full((3,), -1, device=device)
+    for function in (selective_state_update, selective_state_update_ref):
+        state = torch.zeros(0, 4, 5, device=device)
+        out = function(state, x, x, A, B, B, state_batch_indices=padding)
+        assert torch.equal(out, torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("dtype", [F32, HALF, C64])
 def test_every_step_can_be_gone_back_to(dtype, device):
     """With a destination for each step, its slot holds what a call of the steps so far leaves."""

@@ -391,15 +391,15 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
                {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
   const Tensor gradient = in_products_dtype(dout);
   run_casts();
+  Tensor own_y;  // of this pass, which alone may write over it
   if (kept.x_dbl.defined()) {
     project(kept);
   } else {
     run(true, kept);
-    kept.room = kept.y;
+    own_y = kept.y;
   }
   check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
   if (weights.out_proj) check_kept("y", kept.y, {"dim", dim});
-  if (kept.room.defined()) check_kept("room", kept.room, {"dim", dim});
   if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
   if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
   const Tensor& x_dbl = kept.x_dbl;
@@ -407,7 +407,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   LayerGradients made;
   // Rows are long: the scan writes du in dy's place, which may be y's, and the gradient of the
   // steps where dx will be. There the steps are too, unless they were kept.
-  RowGradients rows{kept.room.defined() ? std::move(kept.room) : new_rows(dim), new_rows(2 * dim),
+  RowGradients rows{own_y.defined() ? std::move(own_y) : new_rows(dim), new_rows(2 * dim),
                     new_rows(projected())};
   Tensor dy = gradient;
   if (weights.out_proj) {

@@ -59,8 +59,7 @@ struct LayerArguments : tables::MambaInnerArguments {
 
 /// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
 /// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
-/// y is there with out_proj_weight alone. `room` is for rows like y that the pass makes, and y's
-/// own memory where no later pass wants y. What was before a rank's steps is there with a group.
+/// y is there with out_proj_weight alone. What was before a rank's steps is there with a group.
 struct LayerKept {
   /// The saved states of a scan; the state that entered, and the factors of all ranks' maps.
   struct OfScan {
@@ -69,7 +68,6 @@ struct LayerKept {
   Tensor input, xz_rows, poles, x_dbl, y, u, steps;
   OfScan scan, second_scan;
   Tensor before, counts;  // steps, and how many of them every rank has
-  Tensor room;
 
   /// What both ops have of it, in their order; and with a group.
   auto of_ops() {
@@ -120,13 +118,12 @@ struct LayerOpsOf<TypeList<Arguments...>, std::tuple<Kept...>, Group...> {
                           std::apply(if_kept, kept.of_ops(group...)));
   }
 
-  /// Returns the gradients. Room is one tensor, rows like y that may be written over, or none.
-  template <const LayerOps& kOps, class... Room>
+  /// Returns the gradients.
+  template <const LayerOps& kOps>
   static auto backward(const Tensor& dout, Arguments... layer, Group... group, Given<Kept>... given,
-                       ScalarType xz_dtype, const Room&... room) {
+                       ScalarType xz_dtype) {
     LayerKept kept;
     kept.of_ops(group...) = std::make_tuple(or_undefined(given)...);
-    ((kept.room = room), ...);
     const LayerGradients made = layer_backward(kOps, {{layer..., std::nullopt}, &group...}, dout,
                                                std::move(kept), xz_dtype);
     return std::make_tuple(made.dxz, made.din_proj_weight, made.din_proj_bias, made.dconv1d_weight,
@@ -140,7 +137,6 @@ struct LayerOpsOf<TypeList<Arguments...>, std::tuple<Kept...>, Group...> {
   static void implement(auto& library, const std::string& name) {
     implement_forward<&forward<kOps>>(library, name + "_fwd");
     library.impl((name + "_bwd").c_str(), TORCH_BOX(&backward<kOps>));
-    library.impl((name + "_bwd_over").c_str(), TORCH_BOX((&backward<kOps, Tensor>)));
   }
 };
 

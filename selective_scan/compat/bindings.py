@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._discretization import at_least_single
 from ..functional import selective_scan_fn
-from ..mamba_mixer import at_least_single
 from ._forms import by_position
 from .convolution import (
     causal_conv1d_bwd_function,

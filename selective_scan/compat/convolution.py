@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._module_arguments import refuse
 from .._ops import ops
 from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn, causal_conv1d_ref
 from ..causal_conv1d_update import causal_conv1d_update
-from ..mamba_mixer import refuse
 
 Optional = Tensor | None
 

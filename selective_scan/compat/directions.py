@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from .._discretization import poles
 from .._layer_convolution import refuse_boundaries
 from .._module_arguments import check_choice, check_count, check_finite, check_flag, refuse
 from .._plain_mixer import parameter
 from ..cache import MixerCache
-from ..mamba_inner import add, mamba_rows, poles
+from ..mamba_inner import add, mamba_rows
 from ..mamba_mixer import MambaMixer, checked_sequence
 
 # What looks at its arguments stays one node in a graph of torch.fx.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .._module_arguments import check_positive, refuse
+from .. import _pytorch
+from .._checks import INTEGER
+from .._module_arguments import check_count, check_positive, refuse
 from .sampling import modify_logit_for_repetition_penalty, sample
 
 
@@ -36,7 +39,9 @@ class InferenceParams:
     lengths_per_sample: Tensor | None = None
 
     def reset(self, max_seqlen: int, max_batch_size: int) -> None:
-        """Goes back to the beginning; a prompt overwrites the states."""
+        """Goes back to the beginning. The states stay in their memory until the layers write those
+        of a prompt over them, which must have as many sequences as they: before a prompt of more or
+        fewer, empty `key_value_memory_dict`."""
         self.max_seqlen = max_seqlen
         self.max_batch_size = max_batch_size
         self.seqlen_offset = 0
@@ -97,7 +102,7 @@ def decode(
     Args:
         input_ids: the prompts, (batch, seqlen), of one length.
         model: called as ``model(input_ids, position_ids=, inference_params=, num_last_tokens=1)``.
-        max_length: length of prompt and new tokens; one new token comes in any case.
+        max_length: length of prompt and new tokens, an integer; one new token comes in any case.
         top_k: see :func:`sample`, as of the next three.
         repetition_penalty: above 1, what tokens in the prompt or written before are made less
             likely by.
@@ -107,7 +112,9 @@ def decode(
             positions, which count from the prompt's first token.
         vocab_size: how many tokens there are, if not as many as logits, which may be padded.
         cg: whether on a CUDA device a token's call is one launch, of a CUDA graph that the model
-            keeps in its attribute `_decoding_cache` for the next time. On a CPU there are none.
+            keeps in its attribute `_decoding_cache` for the next time, see
+            :func:`update_graph_cache`. Hooks and other Python run while it is captured, and not for
+            each token. On a CPU there are none.
         enable_timing: whether to print how long prompt and tokens took together.
         output_scores: whether to keep the logits.
         streamer: is told of the prompt and of every new token, (batch, 1), on the CPU, and of the
@@ -117,7 +124,7 @@ def decode(
         A named tuple of sequences and scores.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or of another type.
 
     Example:
         >>> import torch
@@ -128,12 +135,19 @@ def decode(
         >>> decode(torch.randint(100, (2, 10)), model, 15, top_k=5).sequences.shape
         torch.Size([2, 15])
     """
+    _check_tokens("input_ids", input_ids)
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         refuse("input_ids", "(batch, seqlen) with a token at least", tuple(input_ids.shape))
     batch, prompt = input_ids.shape
+    check_count("max_length", max_length, minimum=0)
     check_positive("repetition_penalty", repetition_penalty)
+    if vocab_size is not None:
+        check_count("vocab_size", vocab_size, " or None")
+    if not isinstance(eos_token_id, numbers.Integral | Tensor | None):
+        refuse("eos_token_id", "an integer or None", eos_token_id)
     taught = 0
     if teacher_outputs is not None:
+        _check_tokens("teacher_outputs", teacher_outputs)
         if teacher_outputs.dim() != 2 or teacher_outputs.shape[0] != batch:
             got = tuple(teacher_outputs.shape)
             refuse("teacher_outputs", f"(batch, length) = ({batch}, *)", got)
@@ -186,6 +200,13 @@ def decode(
     if stopwatch is not None:
         print(f"Prompt processing + decoding time: {1000 * stopwatch.read():.0f}ms")
     return GenerationOutput(sequences[:, :end], tuple(scores) if output_scores else None)
+
+
+def _check_tokens(name: str, tokens: object) -> None:
+    if not isinstance(tokens, Tensor):
+        refuse(name, "a Tensor", tokens)
+    if tokens.dtype not in INTEGER:
+        refuse(name, "of dtype int32 or int64", tokens.dtype)
 
 
 Run = Callable[[Tensor, InferenceParams], Tensor]
@@ -333,6 +354,11 @@ def update_graph_cache(
 ) -> DecodingCache:
     """Gives the CUDA graphs of a model's decoding calls, `cache` where that has them.
 
+    They are made anew for other sizes or dtypes, for weights in another place, for another module
+    or hook, and where an attribute of a module is another: a number, a flag, a function, or what
+    lists and dicts have. What changes inside of any other object, such as a configuration, is not
+    seen: set the model's `_decoding_cache` to None then.
+
     Args:
         model: on a CUDA device.
         cache: what an earlier call gave, or None.
@@ -343,23 +369,66 @@ def update_graph_cache(
         dtype: of the states, if not the weights'.
         n_warmups: how often a call is run before it is captured.
     """
-    tensors = (*model.parameters(), *model.buffers())
-    places = [(*_addresses(tensor), tensor.dtype, tensor.device) for tensor in tensors]
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
-    key = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype, *places)
-    if cache is not None and cache.key == key:
+    sizes = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype)
+    if cache is not None and cache.key == (*sizes, *_what_is_called(model)):
         return cache
     device = next(model.parameters()).device
     states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
     params = InferenceParams(max_seqlen, batch_size, seqlen_og, key_value_memory_dict=states)
-    cache = DecodingCache(key, params)
+    cache = DecodingCache((), params)
     # Weights that autocast keeps do not live as long as a graph that reads them.
     autocast = torch.autocast("cuda", autocast_dtype, enabled=is_autocast, cache_enabled=False)
     with torch.cuda.device(device), autocast:
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
+    cache.key = (*sizes, *_what_is_called(model))  # as the first calls may have left it
     return cache
+
+
+def _what_is_called(model: nn.Module) -> Iterator[object]:
+    """All that decides what a call of the model does, as far as it can be compared."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        yield (*_addresses(tensor), tensor.dtype, tensor.device)
+    for name, module in model.named_modules():
+        yield name, type(module)
+        for attribute, value in vars(module).items():
+            if attribute not in _COMPARED_OTHERWISE:
+                yield attribute, _comparable(value)
+    yield _comparable(_pytorch.process_wide_forward_hooks())
+
+
+# Of a module: its parts, which are looked at by themselves, and the graphs.
+_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache"}
+_PLAIN_KINDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_MOST_LEVELS = 4  # of lists in lists
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """What is equal to itself alone, and lives as long as it is compared."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    __hash__ = None
+
+
+def _comparable(value: object, level: int = 0) -> object:
+    if isinstance(value, _PLAIN_KINDS):
+        return type(value), value
+    if level < _MOST_LEVELS:
+        if isinstance(value, dict):
+            pairs = value.items()
+            return [(_comparable(k, level + 1), _comparable(it, level + 1)) for k, it in pairs]
+        if isinstance(value, list | tuple):
+            return [_comparable(it, level + 1) for it in value]
+        if isinstance(value, set | frozenset):
+            return frozenset(value)  # of what can be hashed, and so compared
+    return _Itself(value)
 
 
 def _addresses(tensor: Tensor) -> Iterator[int]:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._add_norm import add_rms_norm
-from ..mamba_mixer import at_least_single, refuse
+from .._discretization import at_least_single
+from .._module_arguments import refuse
 
 
 def layer_norm_fn(
@@ -45,7 +46,8 @@ def layer_norm_fn(
         out, shaped like x, in its dtype; with `prenorm` (out, sum).
 
     Raises:
-        ValueError: an argument that is not covered has another value than its default.
+        ValueError: an argument that is not covered has another value than its default, a tensor
+            another shape than above, or x no floating dtype.
 
     References:
         Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. The
@@ -68,6 +70,13 @@ def layer_norm_fn(
     if return_dropout_mask:
         refuse("return_dropout_mask", "False", return_dropout_mask)
 
+    if not x.is_floating_point():
+        refuse("x", "of a floating dtype", x.dtype)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.shape != x.shape[-1:]:
+            refuse(name, f"(hidden_size,) = {tuple(x.shape[-1:])}", tuple(tensor.shape))
+    if residual is not None and residual.shape != x.shape:
+        refuse("residual", f"of the shape of x, {tuple(x.shape)}", tuple(residual.shape))
     kept_dtype = torch.float32 if residual_in_fp32 else x.dtype
     if residual is not None:
         kept_dtype = residual.dtype

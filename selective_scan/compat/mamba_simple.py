@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import mamba_mixer
-from .._module_arguments import check_flag
+from .._discretization import at_least_single, poles
+from .._module_arguments import check_flag, refuse
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
-from ..mamba_inner import poles
 from . import block
 from .directions import DirectedMixer
 from .steps import warn_without_graph
@@ -97,7 +97,7 @@ class Mamba(DirectedMixer):
         self.layer_idx = layer_idx
         # The models' initialisations, which zero the biases of Linear modules, look for this mark.
         self.dt_proj.bias._no_reinit = True
-        wide = mamba_mixer.at_least_single(self.A_log.dtype)
+        wide = at_least_single(self.A_log.dtype)
         self.A_log = nn.Parameter(self.A_log.to(wide))
         self.D = nn.Parameter(self.D.to(wide))
         check_flag("if_devide_out", if_devide_out)
@@ -127,10 +127,10 @@ class Mamba(DirectedMixer):
             (batch, seqlen, d_model).
 
         Raises:
-            ValueError: seqlen is not 1 where seqlen_offset is not 0, or layer_idx is None, or
-                cu_seqlens is given where there are inference_params or several directions, or the
-                layer has several directions and there are inference_params, or nslices does not
-                divide seqlen.
+            ValueError: seqlen is not 1 where seqlen_offset is not 0, or the states are of another
+                batch, or layer_idx is None, or cu_seqlens is given where there are inference_params
+                or several directions, or the layer has several directions and there are
+                inference_params, or nslices does not divide seqlen.
         """
         if inference_params is None:
             return super().forward(hidden_states, cu_seqlens=cu_seqlens)
@@ -149,6 +149,9 @@ class Mamba(DirectedMixer):
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """A forward call that leaves the states after its last step."""
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden, self.d_model)
+        if hidden.shape[0] not in (1, ssm_state.shape[0]):
+            wanted = f"of batch {ssm_state.shape[0]}, as the states in inference_params are"
+            refuse("hidden_states", wanted, tuple(hidden.shape))
         x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
         # These are the last steps of a longer sequence; in front of a shorter one there are zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
@@ -182,7 +185,7 @@ class Mamba(DirectedMixer):
         self._refuse_states()
         hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
-            mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
+            refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
         warn_without_graph(
             "Mamba.step, by which a call with states goes on,",
             lambda: needs_gradient(self, hidden),
@@ -226,7 +229,7 @@ class Mamba(DirectedMixer):
         self, inference_params: InferenceParams, batch_size: int, initialize_states: bool = False
     ) -> tuple[Tensor, Tensor]:
         if self.layer_idx is None:
-            mamba_mixer.refuse("layer_idx", "given where inference_params is", None)
+            refuse("layer_idx", "given where inference_params is", None)
         states = inference_params.key_value_memory_dict
         if self.layer_idx not in states:
             states[self.layer_idx] = self.allocate_inference_cache(batch_size, 0)

@@ -387,7 +387,8 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
             if logits is not None:
                 return CausalLMOutput(logits)
         hidden = self.backbone(input_ids, inference_params, **mixer_kwargs)
-        return CausalLMOutput(self.lm_head(hidden[:, -num_last_tokens:]))
+        last = hidden[:, -num_last_tokens:] if num_last_tokens > 0 else hidden
+        return CausalLMOutput(self.lm_head(last))
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._discretization import at_least_single
 from .._module_arguments import check_count, check_positive, refuse
-from ..mamba_mixer import at_least_single
 
 
 def sample(

@@ -24,7 +24,7 @@ def _enter(own: Tensor, entrance: int) -> Tensor:
     return _entrances[entrance](own)
 
 
-_memory.define("_enter", "(Tensor own, int entrance) -> Tensor", _enter)
+_memory.define_callback("_enter", "(Tensor own, int entrance) -> Tensor", _enter)
 
 
 @contextlib.contextmanager

@@ -46,18 +46,18 @@ def _state_gradient_behind(own: Tensor, factors: Tensor, reverse: bool, group: s
     return torch.zeros_like(own) if leaving is None else leaving
 
 
-_memory.define(
+_memory.define_callback(
     "_steps_before", "(Tensor x, int history, str group) -> (Tensor, Tensor)", _steps_before
 )
-_memory.define(
+_memory.define_callback(
     "_exchange_step_gradients",
     "(Tensor dbefore, Tensor counts, Tensor(a!) dx, str group) -> ()",
     _exchange_step_gradients,
 )
-_memory.define(
+_memory.define_callback(
     "_state_before", "(Tensor own, bool reverse, str group) -> (Tensor, Tensor)", _state_before
 )
-_memory.define(
+_memory.define_callback(
     "_state_gradient_behind",
     "(Tensor own, Tensor factors, bool reverse, str group) -> Tensor",
     _state_gradient_behind,

@@ -1,0 +1,84 @@
+"""A step through a stack of layers as a function with a reference, in the manner of the package's
+functions, which calls its operator from elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selective_scan import causal_conv1d_update_ref, selective_state_update_ref
+from selective_scan._discretization import Method
+from selective_scan._s6_step import S6_STEP, StackTensors, compose_step
+from selective_scan._state_slots import slots_of_rows
+from selective_scan._table import BackendName
+
+
+def s6_step_ref(
+    hidden: Tensor,
+    stack: StackTensors,
+    norm_f: Tensor | None = None,
+    head: Tensor | None = None,
+    state_batch_indices: Tensor | None = None,
+    workspace: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    delta_softplus: bool = True,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """The step through the stack, layer by layer in plain PyTorch.
+
+    Arguments, result and errors are those of :func:`s6_step`; `backend` is checked as there, but
+    chooses nothing here, and the workspace stays as it is. It runs on any device, and refuses
+    indices of slots that there are not on any.
+    """
+    tensors = (norm_f, head, state_batch_indices, workspace)
+    options = (eps, delta_softplus, discretization_method, backend)
+    call = S6_STEP.check((hidden, *stack, *tensors, *options))
+    dtype = call.compute_dtype
+    out_dtype = hidden.dtype if head is None else head.dtype
+    _, is_live = slots_of_rows(call, "state_batch_indices", stack.state[0])
+    residual = compose_step(
+        causal_conv1d_update_ref,
+        selective_state_update_ref,
+        hidden.to(dtype),
+        stack,
+        norm_f,
+        head,
+        state_batch_indices,
+        eps,
+        delta_softplus,
+        discretization_method,
+    )
+    return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
+
+
+def s6_step(
+    hidden: Tensor,
+    stack: StackTensors,
+    norm_f: Tensor | None = None,
+    head: Tensor | None = None,
+    state_batch_indices: Tensor | None = None,
+    workspace: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    delta_softplus: bool = True,
+    discretization_method: Method = "zoh",
+    backend: BackendName = "auto",
+) -> Tensor:
+    """A call of the operator, which docs/kernels/step.md describes; `stack` is changed in place.
+
+    Returns:
+        (batch, steps, d_model) of hidden's dtype; with a head (batch, steps, vocabulary) of its.
+    """
+    tensors = (norm_f, head, state_batch_indices, workspace)
+    options = (eps, delta_softplus, discretization_method)
+    arguments = (hidden, *stack, *tensors, *options)
+    if not S6_STEP.has_kernels((*arguments, backend)):
+        return s6_step_ref(
+            *(hidden, stack, *tensors),
+            eps=eps,
+            delta_softplus=delta_softplus,
+            discretization_method=discretization_method,
+        )
+    return S6_STEP(*arguments)

@@ -1,0 +1,140 @@
+"""The CUDA graphs by which compat's models generate: what they are kept for, and when made anew."""
+
+import contextlib
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+
+from language_models import VOCAB, make_model, published_weights
+from selective_scan.compat import generation
+from test_compat_generation import LENGTH, PROMPT, make
+
+pytestmark = pytest.mark.usefixtures("compat_modules")
+
+
+def test_graphs_are_kept_while_they_fit(cuda_device):
+    model, prompts = make(cuda_device)
+    out = model.generate(prompts, LENGTH, cg=True)
+    cache = model._decoding_cache
+    assert torch.equal(model.generate(prompts[:, :3], LENGTH, cg=True)[:, :3], prompts[:, :3])
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), out)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
+    assert model._decoding_cache is cache
+    assert torch.equal(
+        model.generate(prompts[:2], LENGTH, cg=True), model.generate(prompts[:2], LENGTH)
+    )
+    assert model._decoding_cache is not cache
+
+
+def test_graphs_are_made_anew_for_other_weights(cuda_device):
+    model, prompts = make(cuda_device)
+    model.generate(prompts, LENGTH, cg=True)
+    cache = model._decoding_cache
+    weight = model.backbone.layers[0].mixer.in_proj.weight
+    model.backbone.layers[0].mixer.in_proj.weight = torch.nn.Parameter(3 * weight.detach())
+    assert torch.equal(model.generate(prompts, LENGTH, cg=True), model.generate(prompts, LENGTH))
+    assert model._decoding_cache is not cache
+
+
+def test_graphs_under_autocast(cuda_device):
+    model = make_model(cuda_device, torch.float32, published_weights())
+    prompts = torch.randint(VOCAB, (2, PROMPT), device=cuda_device)
+    teacher = torch.randint(VOCAB, (2, LENGTH), device=cuda_device)
+    options = {"teacher_outputs": teacher, "output_scores": True, "return_dict_in_generate": True}
+    model.generate(prompts, LENGTH, cg=True)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            eager = model.generate(prompts, LENGTH, **options)
+        with torch.autocast("cuda", torch.bfloat16):
+            graph = model.generate(prompts, LENGTH, cg=True, **options)
+        for one, other in zip(graph.scores, eager.scores, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
+    """A layer goes on from its states by single tokens."""
+    from mamba_ssm.utils.generation import update_graph_cache
+
+    model, _ = make(cuda_device)
+    with pytest.raises(ValueError, match="hidden_states must be one step"):
+        update_graph_cache(model, None, 2, PROMPT, LENGTH, decoding_seqlens=(2,))
+
+
+def test_a_quantized_weight_is_known_by_its_parts():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    from selective_scan.compat.generation import _addresses
+
+    numbers, scale = torch.randn(3, 3), torch.randn(3, 3)
+    assert list(_addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
+    assert list(_addresses(scale)) == [scale.data_ptr()]
+
+
+@pytest.fixture
+def captures(monkeypatch) -> list[tuple[int, int]]:
+    """The calls that are captured, without a GPU and in the place of graphs."""
+    calls = []
+
+    def capture(model, params, shape, device, n_warmups):
+        calls.append(shape)
+        model(torch.zeros(shape, dtype=torch.long), inference_params=params)
+
+    monkeypatch.setattr(generation, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    return calls
+
+
+def switch_off(model):
+    """As peft's disable_adapter does."""
+    model.backbone.layers[1].mixer.in_proj._disable_adapters = True
+
+
+def scale(model):
+    model.backbone.layers[1].mixer.in_proj.scaling["default"] = 0.5
+
+
+def hook(model):
+    model.backbone.norm_f.register_forward_hook(lambda module, given, out: 2 * out)
+
+
+def replace(model):
+    model.backbone.layers[0].mixer.out_proj.forward = lambda hidden: hidden[..., ::2]
+
+
+def coarsen(model):
+    model.backbone.norm_f.eps = 0.5
+
+
+@pytest.mark.parametrize("change", [switch_off, scale, hook, replace, coarsen])
+def test_graphs_are_made_anew_for_what_no_tensor_tells(change, captures):
+    model, _ = make()
+    in_proj = model.backbone.layers[1].mixer.in_proj
+    in_proj._disable_adapters, in_proj.scaling, in_proj.names = False, {"default": 1.0}, {"default"}
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)
+    first = update(cache=None)
+    model._decoding_cache = first
+    model.generate(torch.zeros(3, 4, dtype=torch.long), 6)
+    assert update(cache=first) is first
+    assert len(captures) == 1
+    change(model)
+    second = update(cache=first)
+    assert second is not first
+    assert update(cache=second) is second
+    assert len(captures) == 2
+
+
+def test_graphs_are_made_anew_for_a_hook_of_all_modules(captures):
+    model, _ = make()
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)
+    first = update(cache=None)
+    handle = register_module_forward_hook(lambda module, given, out: None)
+    try:
+        assert update(cache=first) is not first
+    finally:
+        handle.remove()
+    assert update(cache=first) is first
