@@ -95,8 +95,6 @@ class Mamba(DirectedMixer):
         self.expand = expand
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
-        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
-        self.dt_proj.bias._no_reinit = True
         wide = mamba_mixer.at_least_single(self.A_log.dtype)
         self.A_log = nn.Parameter(self.A_log.to(wide))
         self.D = nn.Parameter(self.D.to(wide))
@@ -145,6 +143,13 @@ class Mamba(DirectedMixer):
 
     def _is_plain(self) -> bool:
         return self.use_fast_path and super()._is_plain()
+
+    def _mark(self) -> None:
+        super()._mark()
+        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
+        bias = getattr(self._modules.get("dt_proj"), "bias", None)
+        if isinstance(bias, Tensor):
+            bias._no_reinit = True
 
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """A forward call that leaves the states after its last step."""
