@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import mamba_mixer
+from .._layer_input import checked_sequence
 from .._module_arguments import check_flag
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
@@ -153,8 +154,8 @@ class Mamba(DirectedMixer):
 
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """A forward call that leaves the states after its last step."""
-        hidden = mamba_mixer.checked_sequence("hidden_states", hidden, self.d_model)
-        x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
+        hidden = checked_sequence("hidden_states", hidden, self.d_model)
+        x, z = self._project_input(hidden).transpose(1, 2).chunk(2, dim=1)
         # These are the last steps of a longer sequence; in front of a shorter one there are zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
@@ -185,7 +186,7 @@ class Mamba(DirectedMixer):
                 directions.
         """
         self._refuse_states()
-        hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
+        hidden = checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             mamba_mixer.refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
         warn_without_graph(
