@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from . import _library, _memory, _pytorch
 from ._checks import REAL
 from ._discretization import at_least_single
+from ._layer_input import autocast_dtype_of
 from ._ops import ops
 from ._plain_mixer import has_no_hooks, has_plain_weights
-from .mamba_inner import OPAQUE_TYPES, autocast_dtype_of
+from .mamba_inner import OPAQUE_TYPES
 
 # Of a row that the kernels of a device take; csrc/cuda/launch.h has the same.
 _MOST_CHANNELS = {"cpu": None, "cuda": 8192}

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
+from . import _memory
 from ._checks import MAX_WIDTH
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
+from ._ops import ops
 from ._prepared_step import PreparedStep
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
@@ -20,6 +22,10 @@ from .selective_state_update import update_by_log
 
 # Rows of a batch, by number.
 Rows = Tensor | Sequence[int]
+
+# Inductor 2.13 looks into index_select, and where the same graph has changed the tensor before, it
+# reads rows from where it is writing them. What an op gives is in memory of its own.
+_memory.define("_rows_of", "(Tensor tensor, int dim, Tensor rows) -> Tensor", Tensor.index_select)
 
 
 class _Cache:
@@ -37,7 +43,7 @@ class _Cache:
         Raises:
             TypeError: rows are neither integers nor bools.
             ValueError: rows are not one-dimensional, or, where they are given on the host, are out
-                of range.
+                of range; for that compiled code raises a RuntimeError.
         """
         chosen = None if rows is None else self._rows(rows, masks=True)
         for tensor in self._tensors():
@@ -57,14 +63,16 @@ class _Cache:
         Raises:
             TypeError: rows are not integers.
             ValueError: rows are not (batch,), or, where they are given on the host, are out of
-                range.
+                range; for that compiled code raises a RuntimeError.
         """
         chosen = self._rows(rows, masks=False)
         batch = self._tensors()[0].shape[0]
         if chosen.shape != (batch,):
             refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
         for tensor in self._tensors():
-            tensor.copy_(tensor.index_select(0, chosen))
+            is_compiling = torch.compiler.is_compiling()
+            select = ops._rows_of.default if is_compiling else Tensor.index_select
+            tensor.copy_(select(tensor, 0, chosen))
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
         """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
@@ -81,9 +89,13 @@ class _Cache:
             refuse("rows", wanted, tuple(given.shape))
         # On a GPU the values are not read back to the host.
         if not is_mask and given.device.type == "cpu" and given.numel() > 0:
-            low, high = (bound.item() for bound in given.aminmax())
-            if low < 0 or high >= batch:
-                refuse("rows", f"from 0 to batch - 1 = {batch - 1}", low if low < 0 else high)
+            low, high = given.aminmax()
+            if torch.compiler.is_compiling():  # a graph cannot branch by values
+                is_right = (low >= 0) & (high < batch)
+                torch._assert_async(is_right, "selective_scan: rows must be from 0 to batch - 1")
+            elif low < 0 or high >= batch:
+                got = (low if low < 0 else high).item()
+                refuse("rows", f"from 0 to batch - 1 = {batch - 1}", got)
         return given.to(place.device, given.dtype if is_mask else torch.long)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from . import _library, _pytorch
 from ._discretization import Method, at_least_single, poles
+from ._layer_input import autocast_dtype_of, checked_factor
 from ._mamba_operators import ABSENT_FROM_OP, LAYER_ARGUMENTS, MAMBA_INNER, Layer, residual_dtypes
 from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
@@ -18,13 +19,6 @@ from .functional import selective_scan_fn, selective_scan_ref
 
 # Behind which there is no other tensor that would see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
-
-
-def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
-    # PyTorch refuses the question for a device that has no autocast.
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return None
-    return torch.get_autocast_dtype(device.type)
 
 
 def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer: Layer) -> Tensor:
@@ -382,7 +376,9 @@ def mamba_layer(
     if out is not None:
         return out
     in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
-    xz = hidden if in_proj_weight is None else F.linear(hidden, in_proj_weight, in_proj_bias)
+    xz = hidden
+    if in_proj_weight is not None:
+        xz = F.linear(checked_factor(hidden, in_proj_weight), in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
         *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,

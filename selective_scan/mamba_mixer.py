@@ -13,6 +13,7 @@ from . import _mamba_weights
 from ._checks import MAX_WIDTH
 from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
+from ._layer_input import checked_factor, checked_sequence
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
 from ._module_arguments import (
     check_choice,
@@ -23,7 +24,7 @@ from ._module_arguments import (
     check_positive,
     refuse,
 )
-from ._plain_mixer import has_plain_weights, run_in_one
+from ._plain_mixer import has_plain_weights, parameter, run_in_one
 from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
@@ -38,6 +39,8 @@ from .step_projection import StepProjection, is_plain_projection, project_steps
 
 # Functions that look at their arguments stay one node each in a graph of torch.fx.
 fx.wrap("causal_convolution")
+fx.wrap("checked_factor")
+fx.wrap("checked_sequence")
 fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
@@ -280,8 +283,8 @@ class MambaMixer(nn.Module):
         """Runs the layer.
 
         Args:
-            hidden: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype
-                under torch.autocast.
+            hidden: (batch, seqlen, d_model), of the parameters' dtype. Under torch.autocast either
+                may be any of float32, float16 and bfloat16, while float64 goes with float64 alone.
             cache: what :meth:`allocate_cache` gave, for hidden's batch: the call goes on where it
                 is, with any number of steps, and changes it in place.
             cu_seqlens: the boundaries of sequences that lie one behind the other, see
@@ -296,8 +299,8 @@ class MambaMixer(nn.Module):
                 layer, or the layer is bidirectional and there is a cache, or there are a cache and
                 cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
                 no plain layer.
-            RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
-                refused by :func:`selective_scan_fn`.
+            RuntimeError: hidden has another dtype, or there is a cache, and the call would need a
+                gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
         """
         return self._run(hidden, None, cache, cu_seqlens)
 
@@ -335,7 +338,7 @@ class MambaMixer(nn.Module):
         there is one; one step with a cache goes without a dimension for time."""
         are_mamba3s = self.sizes.are_mamba3s
         is_one_step = cache is not None and hidden.shape[1] == 1 and not are_mamba3s
-        xz = self.in_proj(hidden.squeeze(1) if is_one_step else hidden)
+        xz = self._project_input(hidden.squeeze(1) if is_one_step else hidden)
         x, z = _across(xz).chunk(2, dim=1)
         if cache is None:
             x = self._convolve(x, cu_seqlens)
@@ -352,6 +355,12 @@ class MambaMixer(nn.Module):
             y = cache.scan(*scanned, **self._scan_options())
         out = self.out_proj(_across(y))
         return out.unsqueeze(1) if is_one_step else out
+
+    def _project_input(self, hidden: Tensor) -> Tensor:
+        in_proj = self.in_proj
+        if has_plain_weights(in_proj, nn.Linear):
+            hidden = checked_factor(hidden, parameter(in_proj, "weight"))
+        return in_proj(hidden)
 
     def _project(self, x: Tensor, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels), and the
@@ -485,18 +494,6 @@ class MambaMixer(nn.Module):
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._mark()
-
-
-@fx.wrap
-def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
-    if tensor.dim() != 3 or tensor.shape[2] != d_model:
-        raise ValueError(
-            f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
-            f"got {tuple(tensor.shape)}"
-        )
-    return tensor
 
 
 @fx.wrap

@@ -10,17 +10,12 @@ from torch import Tensor, fx, nn
 from . import _mamba_weights
 from ._add_norm import JoinedNorms, join_norms
 from ._discretization import LayerMethod
+from ._layer_input import checked_sequence
 from ._module_arguments import check_count, refuse
 from ._plain_mixer import has_no_hooks
 from ._plain_stack import Stack, step_in_one
 from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
-from .mamba_mixer import (
-    DT_INIT_FLOOR,
-    DT_MAX,
-    DT_MIN,
-    MambaMixer,
-    checked_sequence,
-)
+from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer
 
 fx.wrap("checked_sequence")
 fx.wrap("refuse_other_cache")
@@ -92,7 +87,6 @@ class S6(nn.Module):
     ) -> None:
         super().__init__()
         check_count("depth", depth)
-        self.depth = depth
         self.layers = nn.ModuleList(
             S6Layer(
                 d_model,
@@ -119,6 +113,11 @@ class S6(nn.Module):
         )
         self.d_model = d_model
         self.norm_f = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, also where some were taken out of `layers`, or put there."""
+        return len(self.layers)
 
     def reset_parameters(self) -> None:
         """Draws all parameters anew."""
@@ -158,8 +157,8 @@ class S6(nn.Module):
         more than their weights, see docs/serving.md.
 
         Args:
-            x: (batch, seqlen, d_model), of the parameters' dtype, or of any floating dtype under
-                torch.autocast.
+            x: (batch, seqlen, d_model), of the parameters' dtype. Under torch.autocast either may
+                be any of float32, float16 and bfloat16, while float64 goes with float64 alone.
             cache: what :meth:`allocate_cache` gave, for x's batch: the call goes on where it is,
                 with any number of steps, and changes it in place.
             cu_seqlens: the boundaries of sequences that lie one behind the other, see
@@ -178,16 +177,17 @@ class S6(nn.Module):
                 the model is bidirectional and there is a cache, or there are a cache and
                 cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
                 no plain layer.
-            RuntimeError: there is a cache, and the call would need a gradient, or cu_seqlens is
-                refused by :func:`selective_scan_fn`.
+            RuntimeError: x has another dtype, or there is a cache, and the call would need a
+                gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
         """
         x = checked_sequence("x", x, self.d_model)
-        caches = [None] * self.depth
+        depth = self.depth
+        caches = [None] * depth
         if isinstance(cache, S6Cache):
             refuse_gradient(self, x)
             caches = cache.layers
-            if len(caches) != self.depth:
-                refuse("cache", f"of depth = {self.depth} layers", len(caches))
+            if len(caches) != depth:
+                refuse("cache", f"of depth = {depth} layers", len(caches))
             if cu_seqlens is None:
                 parts = self._modules  # attributes that are modules take a microsecond each
                 layers = parts["layers"]._modules.values()

@@ -244,6 +244,50 @@ def test_compiled(backend, lengths, d_conv, device):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [(list, "aot_eager"), (torch.tensor, "aot_eager"), (torch.tensor, "inductor")],
+)
+def test_compiled_rows(kind, backend):
+    torch._dynamo.reset()
+    cache = model_of(depth=1).allocate_cache(BATCH)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def change(to_reset, order):
+        cache.reset(to_reset)
+        cache.reorder(order)
+
+    for tensor in tensors_of(cache):
+        tensor.copy_(torch.tensor([1.0, 2.0, 3.0])[:, None, None].expand_as(tensor))
+    change(kind([1]), kind([2, 1, 0]))
+    assert all(tensor[:, 0, 0].tolist() == [3, 0, 1] for tensor in tensors_of(cache))
+    for rows in ([3, 1, 0], [2, -1, 0]):
+        with pytest.raises(RuntimeError, match="selective_scan: rows must be from 0 to batch - 1"):
+            change(kind([1]), kind(rows))
+    torch._dynamo.reset()
+
+
+def test_compiled_step_and_reorder(device):
+    """Inductor itself would read rows of a state that the step has changed as it writes them."""
+    torch._dynamo.reset()
+    model = model_of(device, depth=1)
+    caches = [model.allocate_cache(BATCH) for _ in range(2)]
+
+    def step(x, cache, rows):
+        y = model(x, cache=cache)
+        cache.reorder(rows)
+        return y
+
+    rows = torch.tensor([2, 1, 0], device=device)
+    for part in sequence(model, 3).split(1, 1):
+        expected = step(part, caches[0], rows)
+        y = torch.compile(step, fullgraph=True)(part, caches[1], rows)
+        assert error(y, expected) < BOUNDS[y.dtype]
+        for one, other in zip(*map(tensors_of, caches), strict=True):
+            torch.testing.assert_close(other, one)
+    torch._dynamo.reset()
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -236,7 +237,29 @@ def test_arguments_of_mamba(compat_modules):
     assert half.in_proj.weight.dtype == torch.bfloat16
     torch.testing.assert_close(half.A_log.exp(), torch.arange(1.0, 5).expand(24, 4))
     assert half.A_log._no_weight_decay
-    assert half.dt_proj.bias._no_reinit
+
+
+def from_meta(mamba):
+    mamba = mamba.to("meta").to_empty(device="cpu")
+    mamba.reset_parameters()
+    return mamba
+
+
+@pytest.mark.parametrize(
+    "made_again",
+    [copy.copy, copy.deepcopy, lambda mamba: pickle.loads(pickle.dumps(mamba)), from_meta],
+    ids=["copied", "deep-copied", "pickled", "from meta"],
+)
+def test_the_steps_of_a_layer_outlive_the_models_initialisation(made_again, compat_modules):
+    models = importlib.import_module("mamba_ssm.models.mixer_seq_simple")
+    mamba = made_again(make_mamba(bias=True))
+    steps = mamba.dt_proj.bias.detach().clone()
+    assert steps.all()
+    with torch.no_grad():
+        mamba.in_proj.bias.fill_(1)
+    mamba.apply(lambda module: models._init_weights(module, n_layer=1))
+    assert torch.equal(mamba.dt_proj.bias, steps)
+    assert not mamba.in_proj.bias.any()
 
 
 def test_mamba_computes_what_a_mixer_does_and_trains(compat_modules):

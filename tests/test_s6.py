@@ -242,6 +242,21 @@ def test_output_dtype_under_autocast(device):
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
+def test_layers_can_be_taken_out(device):
+    model, shallow = S6(8, depth=3, device=device), S6(8, depth=2, device=device)
+    model.layers = model.layers[:2]
+    shallow.load_state_dict(model.state_dict())
+    assert model.depth == 2
+    assert "depth=2" in repr(model)
+    x = torch.randn(2, 5, 8, device=device)
+    expected = shallow(x)
+    assert torch.equal(model(x), expected)
+    with torch.no_grad():
+        cache = model.allocate_cache(2)
+        outputs = [model(x[:, :4], cache=cache), model(x[:, 4:], cache=cache)]
+    torch.testing.assert_close(torch.cat(outputs, 1), expected)
+
+
 # --- what it refuses ------------------------------------------------------------------------------
 
 
@@ -301,3 +316,54 @@ def test_input_of_another_shape_is_refused(shape):
 def test_input_that_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match=r"^selective_scan: x must be a Tensor, got list$"):
         S6(8)([[1.0]])
+
+
+IN_PROJ = "hidden must have dtype {}, as in_proj.weight has{}"
+LEFT = ", for torch.autocast leaves float64 as it is"
+DTYPES = [
+    ("int64", "float32", False, "{} must have dtype float32, float16, bfloat16 or float64"),
+    ("complex64", "float32", True, "{} must have dtype float32, float16, bfloat16 or float64"),
+    ("bfloat16", "float32", False, IN_PROJ.format("float32", "")),
+    ("float32", "float16", False, IN_PROJ.format("float16", "")),
+    ("float64", "float32", True, IN_PROJ.format("float32", LEFT)),
+    ("bfloat16", "float64", True, IN_PROJ.format("float64", LEFT)),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(("given", "own", "autocast", "message"), DTYPES)
+@pytest.mark.parametrize("way", ["S6", "mixer", "trapezoid", "parts", "cache"])
+def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, device):
+    options = TRAPEZOID if way == "trapezoid" else {}
+    kind, name = (S6, "x") if way in ("S6", "cache") else (MambaMixer, "hidden")
+    module = kind(8, **options, device=device, dtype=getattr(torch, own)).requires_grad_(False)
+    if way == "parts":
+        module.x_proj.register_forward_hook(lambda *_: None)
+    more = {"cache": module.allocate_cache(2)} if way == "cache" else {}
+    x = torch.ones(2, 1, 8, device=device, dtype=getattr(torch, given))
+    with (
+        torch.autocast(device, torch.bfloat16, enabled=autocast),
+        pytest.raises(RuntimeError) as it,
+    ):
+        module(x, **more)
+    assert str(it.value) == f"selective_scan: {message.format(name)}, got {given}"
+
+
+def test_in_proj_may_take_another_dtype(device):
+    """What is called in its place, or in front of it, casts as it likes."""
+
+    class Casting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+    mixer = MambaMixer(8, device=device, dtype=torch.float64)
+    x = torch.randn(2, 5, 8, device=device, dtype=torch.float64)
+    expected = mixer(x)
+    mixer.in_proj.to(torch.float32)
+    hook = mixer.in_proj.register_forward_pre_hook(lambda _, given: given[0].float())
+    back = mixer.in_proj.register_forward_hook(lambda *given: given[2].double())
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-5, atol=1e-5)
+    hook.remove()
+    back.remove()
+    mixer.in_proj.__class__ = Casting
+    torch.testing.assert_close(mixer(x), expected, rtol=1e-5, atol=1e-5)

@@ -11,11 +11,12 @@ from torch import Tensor, fx, nn
 
 from .._discretization import poles
 from .._layer_convolution import refuse_boundaries
+from .._layer_input import checked_sequence
 from .._module_arguments import check_choice, check_count, check_finite, check_flag, refuse
 from .._plain_mixer import parameter
 from ..cache import MixerCache
 from ..mamba_inner import add, mamba_rows
-from ..mamba_mixer import MambaMixer, checked_sequence
+from ..mamba_mixer import MambaMixer
 
 # What looks at its arguments stays one node in a graph of torch.fx.
 fx.wrap("checked_sequence")
@@ -222,7 +223,7 @@ class DirectedMixer(MambaMixer):
         if cache is not None:
             self._refuse_states()
         refuse_boundaries(cu_seqlens, "bimamba_type is not 'none'")
-        xz = self.in_proj(hidden)
+        xz = self._project_input(hidden)
         first, *others = (
             self._run_direction(xz, direction) for direction in _DIRECTIONS[self.bimamba_type]
         )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import mamba_mixer
 from .._discretization import at_least_single, poles
+from .._layer_input import checked_sequence
 from .._module_arguments import check_flag, refuse
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
@@ -95,8 +96,6 @@ class Mamba(DirectedMixer):
         self.expand = expand
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
-        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
-        self.dt_proj.bias._no_reinit = True
         wide = at_least_single(self.A_log.dtype)
         self.A_log = nn.Parameter(self.A_log.to(wide))
         self.D = nn.Parameter(self.D.to(wide))
@@ -146,13 +145,20 @@ class Mamba(DirectedMixer):
     def _is_plain(self) -> bool:
         return self.use_fast_path and super()._is_plain()
 
+    def _mark(self) -> None:
+        super()._mark()
+        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
+        bias = getattr(self._modules.get("dt_proj"), "bias", None)
+        if isinstance(bias, Tensor):
+            bias._no_reinit = True
+
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """A forward call that leaves the states after its last step."""
-        hidden = mamba_mixer.checked_sequence("hidden_states", hidden, self.d_model)
+        hidden = checked_sequence("hidden_states", hidden, self.d_model)
         if hidden.shape[0] not in (1, ssm_state.shape[0]):
             wanted = f"of batch {ssm_state.shape[0]}, as the states in inference_params are"
             refuse("hidden_states", wanted, tuple(hidden.shape))
-        x, z = self.in_proj(hidden).transpose(1, 2).chunk(2, dim=1)
+        x, z = self._project_input(hidden).transpose(1, 2).chunk(2, dim=1)
         # These are the last steps of a longer sequence; in front of a shorter one there are zeros.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
@@ -183,7 +189,7 @@ class Mamba(DirectedMixer):
                 directions.
         """
         self._refuse_states()
-        hidden = mamba_mixer.checked_sequence("hidden_states", hidden_states, self.d_model)
+        hidden = checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
             refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
         warn_without_graph(

@@ -17,12 +17,12 @@ from torch.distributed.tensor import (
 )
 from torch.func import functional_call
 
+from .._layer_input import checked_sequence
 from .._mamba_weights import LAYER_NAMES
 from .._module_arguments import refuse
 from .._plain_mixer import has_plain_weights, weights_of
 from ..cache import MixerCache
 from ..mamba_inner import layer_in_one
-from ..mamba_mixer import checked_sequence
 from ..s6 import S6Layer
 from ._groups import name_of
 from ._mamba_inner import MAMBA_INNER_OF_RANKS

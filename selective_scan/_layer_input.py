@@ -1,0 +1,48 @@
+"""What the input of a layer must be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from ._checks import REAL, check_dtype
+
+
+def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
+    # PyTorch refuses the question for a device that has no autocast.
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+# Functions that look at their arguments stay one node each in a graph of torch.fx.
+
+
+@fx.wrap
+def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
+    """The tensor, if it is (batch, seqlen, d_model) of a dtype that some layer takes. Which one a
+    layer takes is known where its projection is about to be called."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
+    if tensor.dim() != 3 or tensor.shape[2] != d_model:
+        raise ValueError(
+            f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
+            f"got {tuple(tensor.shape)}"
+        )
+    if tensor.dtype not in REAL:
+        check_dtype(name, tensor, REAL)
+    return tensor
+
+
+@fx.wrap
+def checked_factor(hidden: Tensor, weight: Tensor) -> Tensor:
+    """What an in_proj takes that is no more than its weight: products have factors of one dtype,
+    to which autocast brings all but float64."""
+    if hidden.dtype != weight.dtype:
+        remark, can_be_cast = ", as in_proj.weight has", False
+        if autocast_dtype_of(hidden.device) is not None:
+            remark += ", for torch.autocast leaves float64 as it is"
+            can_be_cast = torch.float64 not in (hidden.dtype, weight.dtype)
+        if not can_be_cast:
+            check_dtype("hidden", hidden, (weight.dtype,), remark)
+    return hidden
