@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import selective_scan
-from test_benchmarks import BENCHMARKS, METHODS
+from problem import METHODS
+from test_benchmarks import BENCHMARKS
 
 
 @pytest.fixture

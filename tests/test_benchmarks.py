@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
 PASSES = ("forward", "backward", "forward + backward")
-METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
