@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -12,7 +11,8 @@ import pytest
 import torch
 
 import selective_scan
-from test_benchmarks import BENCHMARKS, METHODS
+from problem import METHODS
+from test_benchmarks import BENCHMARKS
 
 
 @pytest.fixture
@@ -189,6 +189,18 @@ def test_exact_results_of_the_other_operators(harness, operator):
     torch.testing.assert_close(out, scan.reference(scan.tensors), rtol=1e-12, atol=1e-12)
 
 
+def test_bytes_that_a_pass_moves(harness):
+    """Each input is read and each result is written once."""
+    scan = small_scan(harness)
+    sequences, projections, A = 4 * 3 * 8 * 45, 2 * 3 * 2 * 5 * 45, 8 * 5
+    forward = sequences + projections + A + 3 * A + 2 * 8  # 3 A: the last states
+    assert scan.bytes_moved("forward") == 4 * forward
+    scan = small_scan(harness, "diagonal", "bfloat16")
+    count = scan.tensors["a"].numel()
+    assert scan.bytes_moved("forward") == 2 * 3 * count  # a, b, h
+    assert scan.bytes_moved("backward") == 2 * 5 * count  # a, h, dh, da, db
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_textbook_scan_is_the_reference(harness, groups):
     scan = small_scan(harness)
@@ -216,13 +228,6 @@ def test_check_refuses_a_wrong_kernel(harness, monkeypatch, operator, which):
         harness("checks").check(scan, backward=True)
 
 
-def test_old_records_are_read_as_the_new_ones(tables):
-    rows = tables.load("h200_siblings")["rows"]
-    assert {row["operator"] for row in rows} == {"diagonal", "adaptive_unitary"}
-    assert {row["variant"] for row in rows} == {"plain", "channel-last"}
-    assert {row["operator"] for row in tables.load("h200")["rows"]} == {"selective_scan"}
-
-
 def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
     texts = {path: path.read_text() for path in tables._FILES}
     for name in tables.TABLES:
@@ -244,52 +249,3 @@ def test_the_readme_shows_calls_that_there_are(tables, harness):
     names = {call.name for call in harness("users").calls("cuda")}
     assert names.issuperset(tables._README_SCANS)
     assert names.issuperset(tables._README_MODELS)
-
-
-def test_tables_of_users_calls(tables, monkeypatch, tmp_path):
-    def row(kind, name, sizes, which, ms, speedup=None):
-        row = {"kind": kind, "name": name, "sizes": sizes, "dtype": "float16", "which": which}
-        return {**row, "time": {"median": ms}, "speedup_over_peer": speedup}
-
-    rows = [
-        row("scan", "first", [2, 8, 16, 4, 2], "forward", 0.125, 2.0),
-        row("scan", "first", [2, 8, 16, 4, 2], "backward", 0.5, 33.71),
-        row("scan", "second", [1, 8, 16, 4, 1], "forward", 1.0, 0.5),
-        row("layer", "model", [2, 16, 32, 1], "forward + backward", 12.0, 1.5),
-        row("token", "word", [3, 32, 4], "token", 4.0, 0.75),
-    ]
-    environment = {"device": "a GPU", "torch": "2", "revision": None, "date": "2026-01-02T03:04"}
-    record = {"environment": environment, "rows": rows}
-    monkeypatch.setattr(tables, "_RESULTS", tmp_path)
-    (tmp_path / "fake_users.json").write_text(json.dumps(record))
-    for name in ("speed", "users' models"):
-        function, _ = tables.TABLES[name]
-        monkeypatch.setitem(tables.TABLES, name, (function, ("fake_users",)))
-    monkeypatch.setitem(tables.TABLES, "users' scans", (tables.scans, ("fake_users",)))
-    assert list(tables.write_table("users' scans"))[2:] == [
-        "| call | batch, dim, seqlen, dstate | dtype | forward | backward |",
-        "| --- | --- | --- | --- | --- |",
-        "| first | 2, 8, 16, 4, 2 groups | float16 | 0.125 (2.00×) | 0.500 (33.7×) |",
-        "| second | 1, 8, 16, 4 | float16 | 1.00 (0.50×) |  |",
-        "",
-        "`fake_users.json`: a GPU, torch 2, revision not recorded, 2026-01-02.",
-        "",
-        "<!-- end of users' scans table -->",
-    ]
-    model = "| model | batch 2, seqlen 16, d_model 32, 1 layer | float16 | forward + backward "
-    assert list(tables.write_table("users' models"))[4:6] == [
-        f"{model}| 12.0 (1.50×) |",
-        "| word | batch 3, d_model 32, 4 layers | float16 | token | 4.00 (0.75×) |",
-    ]
-    assert list(tables.write_table("speed"))[4] == ""  # none of these is in the README
-
-
-def test_a_table_that_is_not_there_is_refused(tables, monkeypatch, capsys, tmp_path):
-    path = tmp_path / "text.md"
-    monkeypatch.setattr(tables, "_FILES", [path])
-    path.write_text("<!-- sped table -->\n<!-- end of sped table -->\n")
-    with pytest.raises(ValueError, match="there is no table 'sped', there are speed, model"):
-        tables.main([])
-    path.write_text("no table\n")
-    assert tables.main(["--check"]) == 1
-    assert "text.md has no place for a table" in capsys.readouterr().err

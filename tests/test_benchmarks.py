@@ -1,15 +1,15 @@
-"""The benchmark programs, run in their quick form: what they print and write makes sense."""
+"""The benchmark programs, run in their quick form: what they write makes sense."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
-import math
 import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
 PASSES = ("forward", "backward", "forward + backward")
-METHODS = ("zoh", "foh", "bilinear", "poly", "highorder", "rk4")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
@@ -70,160 +69,128 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
-def measure(
-    folder: Path, name: str, *arguments: str | Path, status: int = 0
-) -> tuple[str, dict[str, Any]]:
+def entries(value: Any) -> Iterator[dict[str, Any]]:
+    """All dictionaries of a record."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from entries(part)
+
+
+def timings(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """All times of a record, which has nothing that failed and no result far from what it is
+    compared with."""
+    assert record.get("failures", []) == []
+    for entry in entries(record):
+        for name in {"error", "difference"} & entry.keys():
+            assert entry[name] is None or 0 <= entry[name] < 2e-2, entry
+    found = [entry for entry in entries(record) if "q1" in entry]
+    for time in found:
+        assert 0 < time["best"] <= time["q1"] <= time["median"] <= time["q3"]
+        assert time["runs"] > 0
+    return found
+
+
+def measure(folder: Path, name: str, *arguments: str | Path) -> tuple[str, dict[str, Any]]:
     """What a program prints, and the record that it writes into a folder."""
     path = folder / "record.json"
-    done = run_program(name, *arguments, "--json", path, status=status)
-    return done.stdout, json.loads(path.read_text())
+    printed = run_program(name, *arguments, "--json", path).stdout
+    record = json.loads(path.read_text())
+    timings(record)
+    return printed, record
 
 
 def assert_is_png(path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def assert_is_timing(timing: dict[str, float], runs: int) -> None:
-    assert 0 < timing["best"] <= timing["q1"] <= timing["median"] <= timing["q3"]
-    assert timing["runs"] == runs
+SCAN = "benchmark_selective_scan.py --device cpu --quick --host-calls 0"
+DECODING = (
+    "benchmark_decoding.py --device cpu --d-model 16 --depth 2 --prompt 9 --threads 1 --runs 2"
+)
+# How many times are in a program's record at least, and its smallest arguments, of which a last
+# --plot is given a file.
+PROGRAMS = [
+    (16, "benchmark_causal_conv1d.py --device cpu --shapes 1,20,40 --runs 2 --threads 1"),
+    (4, "benchmark_cross_scan.py --device cpu --batch 1 --dim 768 --dtype float32 --runs 2"),
+    (5, f"{DECODING} --vocabulary 50"),
+    (5, f"{DECODING} --vocabulary 0"),
+    (21, "benchmark_denormals.py --threads 1 --runs 2 --budget 1"),
+    (12, "benchmark_layer.py --device cpu --shapes 1,20,16,2 --runs 2 --threads 1 --plot"),
+    (4, "benchmark_matrix_scan.py --shapes 1,4,8,3 --runs 2 --threads 1"),
+    (8, "benchmark_packed.py --device cpu --sequences 5 --mean 9 --longest 40 --dim 8 --runs 2"),
+    (2, "benchmark_serving.py --device cpu --batch 1 3 --dim 8 --state float32 --runs 2 --plot"),
+    (20, f"{SCAN} --cliffs --backward --plot"),
+    (15, f"{SCAN} --operators diagonal adaptive_unitary --backward --threads 2 --plot"),
+    (16, f"{SCAN} --layouts --shapes 1,8,16,2 --dtype float32 --threads 1 --reference-runs 0"),
+    (3, f"{SCAN} --variants constant channel-last reverse --shapes 2,6,33,5,3 --dtype bfloat16"),
+    (30, "profile_discretization.py --device cpu --dim 8 --seqlen 16 --n_trials 3 --plot"),
+]
+# Those that other tests run, write no record, or need what is not here.
+OTHERS = {"benchmark_distributed.py", "compare_ipex.py", "compare_paths.py", "compare_revisions.py"}
+OTHERS |= {"compare_transformers.py", "one_pass.py", "tables.py"}
+RECORDED = {command.split()[0] for _, command in PROGRAMS}
 
 
-@pytest.fixture(scope="module")
-def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, Path]:
-    """What the quick benchmark prints, the JSON it writes, and the folder of its plots."""
-    folder = tmp_path_factory.mktemp("benchmark")
+@pytest.mark.parametrize(("fewest", "command"), PROGRAMS)
+def test_program(fewest, command, tmp_path):
+    name, *arguments = command.split()
+    picture = [tmp_path / "plot.png"] if arguments[-1] == "--plot" else []
+    printed, record = measure(tmp_path, name, *arguments, *picture)
+    assert len(timings(record)) >= fewest
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["environment"]["device"] in printed
+    pictures = list(tmp_path.glob("*.png"))
+    assert len(pictures) == len(picture)
+    for path in pictures:
+        assert_is_png(path)
+
+
+def test_every_program_is_tested():
+    assert {path.name for path in BENCHMARKS.glob("*.py")} == RECORDED | OTHERS
+
+
+def test_one_pass():
+    printed = run_program("one_pass.py", "--shape", "1,4,8,2").stdout
+    assert "64 state updates forward" in printed
+
+
+@pytest.mark.slow
+def test_models_of_transformers_are_compared(tmp_path):
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    few = ("--device", "cpu", "--hidden", "32", "--seqlen", "9", "--runs", "1")
+    _, record = measure(tmp_path, "compare_transformers.py", *few, "--passes", "forward")
+    assert len(timings(record)) == 3
+
+
+def test_benchmark_measures_the_product_of_what_is_named(tmp_path):
     printed, content = measure(
-        folder, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
+        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
         "--methods", "zoh", "bilinear", "--variants", "plain", "complex", "--runs", "3",
-        "--threads", "1", "2", "--host-calls", "20", "--plot", folder / "cpu",
+        "--threads", "1", "2", "--host-calls", "20", "--plot", tmp_path / "cpu",
     )  # fmt: skip
-    return printed, content, folder
-
-
-with_quick_run = pytest.mark.xdist_group("quick_run")  # one process runs it for all of them
-
-
-@with_quick_run
-def test_benchmark_measures_the_product_of_what_is_named(quick_run):
-    _, content, _ = quick_run
-    measured = {
-        (row["shape"], row["variant"], row["method"], row["threads"], row["which"])
-        for row in content["rows"]
-    }
-    expected = {
-        (shape, variant, method, threads, which)
-        for shape in ("small", "medium")
-        for variant in ("plain", "complex")
-        for method in ("zoh", "bilinear")
-        for threads in (1, 2)
-        for which in PASSES
-    }
-    assert measured == expected
-    assert len(content["rows"]) == len(expected)
-    assert content["failures"] == []
-
-
-@with_quick_run
-def test_benchmark_rows_are_consistent(quick_run):
-    _, content, _ = quick_run
-    for row in content["rows"]:
-        batch, dim, seqlen, dstate, groups = row["sizes"]
-        time = row["time"]
-        assert_is_timing(time, runs=3)
-        assert row["updates"] == batch * dim * seqlen * dstate
-        assert row["ns_per_update"] == pytest.approx(time["median"] * 1e6 / row["updates"])
-        assert row["GB_per_s"] == pytest.approx(row["bytes_moved"] / time["median"] / 1e6)
-        assert row["ratio_to_floor"] == pytest.approx(time["median"] / row["floor_ms"])
+    axes = ("shape", "variant", "method", "threads", "which")
+    values = ("small", "medium"), ("plain", "complex"), ("zoh", "bilinear"), (1, 2), PASSES
+    rows = {tuple(row[axis] for axis in axes): row for row in content["rows"]}
+    assert rows.keys() == {*itertools.product(*values)}
+    assert len(content["rows"]) == len(rows)
+    for row in rows.values():
+        assert row["time"]["runs"] == 3
+        assert row["ratio_to_floor"] == pytest.approx(row["time"]["median"] / row["floor_ms"])
         assert 0 < row["error"] < 1e-4
-        if row["variant"] == "plain" and row["which"] == "forward":
-            sequences = 4 * batch * dim * seqlen  # u, delta, z and out
-            projections = 2 * batch * groups * dstate * seqlen
-            states = dim * dstate + batch * dim * dstate  # A and the last state
-            assert row["bytes_moved"] == 4 * (sequences + projections + states + 2 * dim)
-        if row["variant"] == "plain":
-            assert 0 < row["peak_fraction"] < 1
-        else:
-            assert row["peak_fraction"] is None
-
-
-@with_quick_run
-def test_benchmark_compares_with_the_reference(quick_run):
-    _, content, _ = quick_run
-    compared = [row for row in content["rows"] if row["reference"]]
-    assert {(row["shape"], row["which"]) for row in compared} == {
-        (shape, which) for shape in ("small", "medium") for which in PASSES if which != "backward"
-    }
-    for row in compared:
-        assert (row["variant"], row["method"], row["threads"]) == ("plain", "zoh", 2)
-        for name in ("reference", "textbook"):
-            assert_is_timing(row[name], runs=1)
-            speedup = row[name]["median"] / row["time"]["median"]
-            assert row[f"speedup_over_{name}"] == pytest.approx(speedup)
-
-
-@with_quick_run
-def test_benchmark_describes_its_environment(quick_run):
-    printed, content, _ = quick_run
+        assert (row["peak_fraction"] is None) == (row["variant"] == "complex")
+    compared = {key for key, row in rows.items() if row["reference"] and row["textbook"]}
+    passes = ("forward", "forward + backward")
+    assert compared == {*itertools.product(values[0], ["plain"], ["zoh"], [2], passes)}
+    assert [entry["us_per_call"]["runs"] for entry in content["host_overhead"]] == [5] * 3
     environment = content["environment"]
-    assert environment["torch"] == torch.__version__
     assert environment["selective_scan"] == selective_scan.__version__
     assert environment["command"].startswith("python benchmarks/benchmark_selective_scan.py --dev")
-    assert environment["device"] in printed
-    assert content["ceilings"]["copy_bytes_per_s"] > 1e8
-    assert content["ceilings"]["fma_flops_per_s"] > 1e8
-    assert [entry["us_per_call"]["runs"] for entry in content["host_overhead"]] == [5] * 3
-    assert all(entry["us_per_call"]["best"] > 0 for entry in content["host_overhead"])
-
-
-@with_quick_run
-def test_benchmark_prints_tables_and_draws_plots(quick_run):
-    printed, content, folder = quick_run
-    for text in ("Medians of 3 runs", "no_grad call", "bilinear", "medium"):
+    for text in ("Medians of 3 runs", "no_grad call", "bilinear", "medium", " × floor "):
         assert text in printed
-    assert printed.count("│ small ") >= len(content["rows"]) // 2
-    assert " × floor " in printed
-    assert_is_png(folder / "cpu_speedup.png")
-
-
-def test_benchmark_takes_sizes_as_a_shape(tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes",
-        "2,6,33,5,3", "--dtype", "bfloat16", "--variants", "constant", "channel-last", "reverse",
-        "--host-calls", "0", "--reference-runs", "0",
-    )  # fmt: skip
-    rows = content["rows"]
-    assert {tuple(row["sizes"]) for row in rows} == {(2, 6, 33, 5, 3)}
-    assert {row["variant"] for row in rows} == {"constant", "channel-last", "reverse"}
-    assert {row["which"] for row in rows} == {"forward"}
-
-
-def test_benchmark_compares_layouts(tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--shapes",
-        "1,8,16,2", "--dtype", "float32", "--layouts", "--threads", "1", "--host-calls", "0",
-        "--reference-runs", "0",
-    )  # fmt: skip
-    plain, *others = content["rows"]
-    assert plain["variant"] == "plain"
-    assert len({row["variant"] for row in others}) == 15
-    for row in others:
-        ratio = row["time"]["median"] / plain["time"]["median"]
-        assert row["ratio_to_contiguous"] == pytest.approx(ratio)
-
-
-def test_cliffs(tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_selective_scan.py", "--cliffs", "--device", "cpu", "--quick",
-        "--backward", "--plot", tmp_path / "cpu",
-    )  # fmt: skip
-    assert content["failures"] == []
-    assert {row["which"] for row in content["rows"]} == {"forward", "backward"}
-    for row in content["rows"]:
-        assert_is_timing(row["time"], runs=3)
-        more = max(1, math.prod(row["sizes"][:4]) / math.prod(row["neighbour"][:4]))
-        assert row["ratio"] == pytest.approx(row["time"]["median"] / row["neighbour_ms"] / more)
-        assert 0 < row["error"] < 2e-2
-    assert_is_png(tmp_path / "cpu_cliffs.png")
+    assert_is_png(tmp_path / "cpu_speedup.png")
 
 
 def test_users(tmp_path, device):
@@ -232,7 +199,6 @@ def test_users(tmp_path, device):
         "vim-small$|vim-small fp16|N=2$|transformers|layers-512|130m token$",
         "--plot", tmp_path / "small",
     )  # fmt: skip
-    assert content["failures"] == []
     rows = content["rows"]
     names = ("vim-small", "vim-small fp16", "s-d-mamba N=2", "transformers 130m padded",
              "transformers 130m prompt 64", "transformers 130m prompt 512",
@@ -253,202 +219,38 @@ def test_users(tmp_path, device):
     assert_is_png(tmp_path / "small_users.png")
 
 
-def test_benchmark_measures_the_other_operators(tmp_path):
-    printed, content = measure(
-        tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
-        "--operators", "diagonal", "adaptive_unitary", "--runs", "3", "--threads", "2",
-        "--plot", tmp_path / "cpu",
-    )  # fmt: skip
-    assert content["failures"] == content["host_overhead"] == []
-    rows = content["rows"]
-    assert {(row["operator"], row["dtype"], row["variant"], row["which"]) for row in rows} == {
-        *(
-            ("diagonal", dtype, layout, which)
-            for dtype in ("float32", "bfloat16")
-            for layout in ("plain", "channel-last")
-            for which in ("forward", "backward")
-        ),
-        *(("adaptive_unitary", "float32", "plain", which) for which in ("forward", "backward")),
-    }
-    for row in rows:
-        time = row["time"]
-        assert_is_timing(time, runs=3)
-        moved = row["bytes_moved"] / time["median"] / 1e6
-        assert row["GB_per_s"] == pytest.approx(moved)
-        ceiling = content["ceilings"]["copy_bytes_per_s"]
-        assert 1 / row["ratio_to_floor"] == pytest.approx(moved * 1e9 / ceiling)
-        assert 0 < row["error"] < (1e-4 if row["dtype"] == "float32" else 2e-2)
-        assert (row["reference"] is not None) == (row["which"] == "forward")
-        if row["operator"] == "diagonal":
-            values = 3 if row["which"] == "forward" else 5  # a, b, h; or a, h, dh, da, db
-            width = 4 if row["dtype"] == "float32" else 2
-            assert row["bytes_moved"] == values * width * math.prod(row["sizes"])
-    assert "adaptive_unitary" in printed
-    assert_is_png(tmp_path / "cpu_siblings.png")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("name", "arguments", "sentence"),
     [
-        (["--device", "cpu", "--operators", "lru"], "invalid choice: 'lru'"),
-        (["--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
-        (["--device", "cpu", "--shapes", "1,2,3"], "shape must be one of small, medium"),
-        (["--device", "cpu", "--shapes", "1,5,3,2,2"], "groups must divide dim = 5, got 2"),
-        (["--device", "cpu", "--runs", "0"], "expected at least 1, got 0"),
-        (["--device", "cpu", "--anchors", "no-such-file.json"], "no-such-file.json"),
+        *(
+            ("benchmark_selective_scan.py", ("--device", "cpu", *arguments), sentence)
+            for *arguments, sentence in (
+                ("--operators", "lru", "invalid choice: 'lru'"),
+                ("--device", "tpu", "device must be cpu, cuda or cuda:N, got 'tpu'"),
+                ("--shapes", "1,2,3", "shape must be one of small, medium"),
+                ("--shapes", "1,5,3,2,2", "groups must divide dim = 5, got 2"),
+                ("--runs", "0", "expected at least 1, got 0"),
+                ("--anchors", "no-such-file.json", "no-such-file.json"),
+            )
+        ),
+        *(
+            (name, ("--device", "cuda:99"), "device 'cuda:99' is not there")
+            for name in ("benchmark_selective_scan.py", "profile_discretization.py")
+        ),
     ],
 )
-def test_benchmark_refuses_what_is_not_there(stops, capsys, arguments, sentence):
-    assert stops("benchmark_selective_scan.py", *arguments) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_benchmark_of_full_state_matrices(tmp_path):
-    sizes = ("--shapes", "1,4,8,3", "--runs", "2", "--threads", "1")
-    rows = measure(tmp_path, "benchmark_matrix_scan.py", *sizes)[1]["rows"]
-    assert [row["pass"] for row in rows] == ["forward", "forward + backward"]
-    for row in rows:
-        assert_is_timing(row["kernels"], 2)
-        assert_is_timing(row["reference"], 2)
-        assert row["difference"] < 1e-5
-
-
-def test_benchmark_of_the_causal_convolution(tmp_path):
-    printed, content = measure(
-        tmp_path, "benchmark_causal_conv1d.py", "--device", "cpu", "--shapes", "1,20,40",
-        "--runs", "2", "--threads", "1",
-    )  # fmt: skip
-    assert "channel_last" in printed
-    rows = content["rows"]
-    assert len(rows) == 2 * 2 * 2
-    for row in rows:
-        assert_is_timing(row["ours"], 2)
-        assert_is_timing(row["torch"], 2)
-        bytes_moved = row["floor_ms"] * content["environment"]["copy_bytes_per_s"] / 1e3
-        size = {"float32": 4, "bfloat16": 2}[row["dtype"]]
-        arrays = {"forward": 2, "backward": 3}[row["which"]]
-        assert bytes_moved == pytest.approx(arrays * 20 * 40 * size)
-
-
-def test_benchmark_of_a_layer(tmp_path):
-    printed, content = measure(
-        tmp_path, "benchmark_layer.py", "--device", "cpu", "--shapes", "1,20,16,2", "--runs", "2",
-        "--threads", "1", "--plot", tmp_path / "layer.png",
-    )  # fmt: skip
-    assert "matrix products" in printed
-    assert_is_png(tmp_path / "layer.png")
-    assert len(content["rows"]) == 2 * 3 * 2
-    for row in content["rows"]:
-        assert_is_timing(row["time"], 2)
-        products = [
-            other["time"]["median"]
-            for other in content["rows"]
-            if other["what"] == "matrix products"
-            and (other["dtype"], other["which"]) == (row["dtype"], row["which"])
-        ]
-        assert row["over_products"] == pytest.approx(row["time"]["median"] / products[0])
-    names = {part["part"] for part in content["parts"]}
-    assert names > {"in_proj", "convolution", "x_proj", "dt_proj", "scan", "out_proj", "else"}
-    assert all(part["ms"] >= 0 for part in content["parts"])
-
-
-def test_benchmark_of_packed_sequences(tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_packed.py", "--device", "cpu", "--sequences", "5", "--mean", "9",
-        "--longest", "40", "--dim", "8", "--dstate", "2", "--dtype", "float32", "--runs", "2",
-        "--checkpoint-every", "16",
-    )  # fmt: skip
-    rows = content["rows"]
-    assert [row["which"] for row in rows] == ["forward"] * 5 + ["train"] * 3
-    for row in rows:
-        assert_is_timing(row["time_ms"], 2)
-        assert (row["error"] is None) == (row["implementation"] != "packed")
-    steps = {row["implementation"]: row["steps"] for row in rows}
-    assert steps["packed"] <= steps["dense, as many steps"] < steps["padded to the longest"] == 200
-
-
-def test_benchmark_of_maps(tmp_path):
-    sizes = ("--batch", "1", "--dim", "768", "--dtype", "float32", "--runs", "2")
-    _, content = measure(tmp_path, "benchmark_cross_scan.py", "--device", "cpu", *sizes)
-    rows = content["rows"]
-    assert [row["which"] for row in rows] == ["forward"] * 2 + ["train"] * 2
-    for row in rows:
-        assert_is_timing(row["time_ms"], 2)
-        assert (row["of_copies"] == 1) == (row["implementation"] != "cross_scan_fn")
-
-
-def test_benchmark_of_the_state_update(tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_serving.py", "--device", "cpu", "--batch", "1", "3", "--dim", "8",
-        "--dstate", "2", "--dtype", "float32", "--state", "float32", "--runs", "2",
-        "--threads", "1", "--plot", tmp_path / "serving.png",
-    )  # fmt: skip
-    rows = content["rows"]
-    assert [(row["implementation"], row["batch"]) for row in rows] == [
-        ("selective_scan", 1), ("selective_scan", 3)
-    ]  # fmt: skip
-    for row in rows:
-        assert_is_timing(row["time_us"], 2)
-    assert_is_png(tmp_path / "serving.png")
-
-
-@pytest.mark.parametrize("vocabulary", ["50", "0"])
-def test_benchmark_of_decoding(vocabulary, tmp_path):
-    _, content = measure(
-        tmp_path, "benchmark_decoding.py", "--device", "cpu", "--d-model", "16", "--depth", "2",
-        "--vocabulary", vocabulary, "--prompt", "9", "--runs", "2", "--threads", "1",
-    )  # fmt: skip
-    rows = {row["what"]: row for row in content["rows"]}
-    own = {"its products", "its weights, read"}
-    assert set(rows) == {"prompt", "token", "token, by parts"} | own
-    for row in rows.values():
-        assert_is_timing(row["time"], 2)
-    ratio = rows["token"]["time"]["median"] / rows["its products"]["time"]["median"]
-    assert rows["token"]["over_products"] == pytest.approx(ratio)
-    assert rows["its weights, read"]["over_reading_weights"] == 1
-    assert rows["prompt"]["tokens_per_s"] == pytest.approx(9e3 / rows["prompt"]["time"]["median"])
-
-
-def test_benchmark_of_denormals(tmp_path):
-    few = ("--threads", "1", "--runs", "2", "--budget", "1")
-    _, content = measure(tmp_path, "benchmark_denormals.py", *few)
-    rows = {row["call"]: row for row in content["rows"]}
-    assert {"gradient of the last step", "impulse and silence", "decoding step"} <= set(rows)
-    for row in rows.values():
-        for name in ("ordinary", "denormal", "flushed"):
-            assert_is_timing(row[name], 2)
-        median = row["denormal"]["median"]
-        assert row["ratio"] == pytest.approx(median / row["ordinary"]["median"])
-        assert row["over_flushed"] == pytest.approx(median / row["flushed"]["median"])
-
-
-@pytest.mark.parametrize("name", ["benchmark_selective_scan.py", "profile_discretization.py"])
-def test_programs_fail_on_a_device_that_is_not_there(name, stops, capsys):
-    assert stops(name, "--device", "cuda:99") == 2
+def test_programs_refuse_what_is_not_there(stops, capsys, name, arguments, sentence):
+    assert stops(name, *arguments) == 2
     printed = capsys.readouterr()
-    assert "device 'cuda:99' is not there" in printed.err
+    assert sentence in printed.err
     assert printed.out == ""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "benchmark_causal_conv1d.py",
-        "benchmark_decoding.py",
-        "benchmark_denormals.py",
-        "benchmark_matrix_scan.py",
-        "benchmark_layer.py",
-        "benchmark_selective_scan.py",
-        "profile_discretization.py",
-        "compare_ipex.py",
-        "compare_paths.py",
-        "compare_revisions.py",
-    ],
-)
+@pytest.mark.parametrize("name", sorted((RECORDED | OTHERS) - {"compare_transformers.py"}))
 def test_help_has_an_example(name, stops, capsys):
     assert stops(name, "--help") == 0
     printed = capsys.readouterr().out
-    assert f"python benchmarks/{name} " in printed.partition("example:")[2]
+    assert f" benchmarks/{name}" in printed.partition("example:")[2]
 
 
 @pytest.mark.slow
@@ -465,56 +267,13 @@ def test_ranks_are_set_against_one_of_them(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks, (1, 16, 101, 4), float32, zoh" in done.stdout
-    rows = {row["what"]: row for row in json.loads(record.read_text())["rows"]}
-    for row in rows.values():
-        assert_is_timing(row["time"], 2)
+    record = json.loads(record.read_text())
+    rows = {row["what"]: row for row in record["rows"]}
+    assert len(timings(record)) == len(rows)
     for name in ("forward", "forward + backward", "layer"):
-        ours, alone = (
-            rows[f"{who}, {name}"]["time"]["median"] for who in ("all ranks", "one rank")
-        )
-        assert rows[f"all ranks, {name}"]["ratio"] == pytest.approx(ours / alone)
+        assert {f"all ranks, {name}", f"one rank, {name}"} <= rows.keys()
+        assert rows[f"all ranks, {name}"]["ratio"] > 0
     assert rows["all ranks, forward"]["error"] < 1e-5
-
-
-def test_profile_of_the_discretizations(tmp_path):
-    printed, content = measure(
-        tmp_path, "profile_discretization.py", "--device", "cpu", "--batch", "1", "--dim", "8",
-        "--seqlen", "16", "--dstate", "4", "--n_trials", "3", "--plot", tmp_path / "profile.png",
-    )  # fmt: skip
-    operations = {cost["name"]: cost for cost in content["operations"]}
-    assert {"exp", "expm1", "division", "matrix inverse"} <= operations.keys()
-    assert operations["exp"]["count"] == 1 * 8 * 16 * 4
-    assert operations["matrix inverse"]["count"] == 1 * 8
-    assert {(cost["name"], cost["implementation"], cost["which"]) for cost in content["scan"]} == {
-        (method, implementation, which)
-        for method in METHODS
-        for implementation in ("kernel", "reference")
-        for which in ("forward", "backward")
-    }
-    for cost in content["operations"] + content["scan"]:
-        assert_is_timing(cost["time"], runs=3)
-        assert math.isclose(cost["ns_per_unit"] * cost["units_per_s"], 1e9, rel_tol=1e-9)
-    assert "matrix inverse" in printed
-    assert "rk4" in printed
-    assert_is_png(tmp_path / "profile.png")
-
-
-def test_profile_of_one_part_alone(tmp_path):
-    _, content = measure(
-        tmp_path, "profile_discretization.py", "--device", "cpu", "--dim", "4", "--seqlen", "8",
-        "--n_trials", "2", "--profile_ops", "--dtype", "bfloat16",
-    )  # fmt: skip
-    assert content["operations"]
-    assert not content["scan"]
-    assert content["dtype"] == "bfloat16"
-
-
-def test_the_anchors_cover_every_shape_that_they_are_for():
-    content = json.loads((BENCHMARKS / "anchors" / "h200_mamba_ssm.json").read_text())
-    shapes = {row["shape"] for row in content["rows"]}
-    assert {"mamba-130m", "launch-bound"} <= shapes
-    for row in content["rows"]:
-        assert 0 < row["mamba_ssm_fwd_ms"] < row["mamba_ssm_bwd_ms"]
 
 
 @pytest.mark.slow
@@ -524,7 +283,6 @@ def test_two_revisions_are_timed_in_turns(tmp_path):
         tmp_path, "compare_revisions.py", PACKAGE, PACKAGE, "--device", "cpu", "--quick",
         "--rounds", "2", "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive",
     )  # fmt: skip
-    assert content["failures"] == []
     assert content["environment"]["old"] == content["environment"]["new"]
     rows = content["rows"]
     assert {(row["operator"], row["variant"], row["which"]) for row in rows} == {
@@ -551,7 +309,6 @@ def test_two_revisions_are_compared_by_what_users_call(tmp_path, device):
         "--quick", "--rounds", "2", "--runs", "3",
         "--only", "small rl|padded|layers-512|130m token$",
     )  # fmt: skip
-    assert content["failures"] == []
     assert [(row["problem"], row["kind"], row["which"]) for row in content["rows"]] == [
         *(("small rl", "scan", which) for which in PASSES[:2]),
         *(("transformers 130m padded", "scan", which) for which in PASSES[:2]),
@@ -573,7 +330,6 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device):
         tmp_path, "compare_paths.py", "--device", device, "--quick", "--rounds", "2", "--runs",
         "3", "--only", "small rl", "--limit", "1000",
     )  # fmt: skip
-    assert content["failures"] == []
     assert [(row["name"], row["which"]) for row in content["rows"]] == [
         ("small rl", which) for which in PASSES[:2]
     ]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import vmap
 
@@ -24,6 +24,7 @@ from problem import (
     make,
     options_on,
 )
+from properties import fresh
 from selective_scan import (
     S6,
     mamba_inner_fn,
@@ -175,9 +176,7 @@ def test_what_is_not_finite_stays_in_its_sequence(changes, device):
     assert dinitial_state[others].isfinite().all()
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@fresh(max_examples=30)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 3, 31, 32, 33, 64, 65, 100]), max_size=12),
     ends=st.tuples(st.integers(0, 3), st.integers(0, 3)),

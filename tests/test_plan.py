@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 import test_layouts as layouts
 from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, T4, Call, fill, random_call
@@ -248,9 +249,7 @@ def plan_or_refusal(plan, *arguments):
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090, T4], ids=["H200", "A100", "RTX3090", "T4"])
 def test_random_calls(plan, plan_bindings, device):
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    generator = random.Random(seed)
+    generator = random.Random(torch.initial_seed())  # of the run and of the test
     for _ in range(700):
         call = random_call(generator)
         for which in ("forward", "backward"):
@@ -414,9 +413,7 @@ def test_cuts_of_packed_sequences(plan_bindings, backwards, reversed_):
     """Segments have all chunks between them, and only what is longer than may stay whole is cut:
     off go as few pieces as leave one that may, which is the last one, or backwards the first. Where
     that is short it may stay with a piece."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    generator = random.Random(seed)
+    generator = random.Random(torch.initial_seed())  # of the run and of the test
     for _ in range(300):
         lengths = [
             generator.choice([0, 1, 32, 33, generator.randint(0, 300), generator.randint(0, 5000)])

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from plan_calls import CONSTANT, HALF, Call, random_call
 
@@ -109,9 +110,7 @@ def test_slices(plan, call, forward, backward):
 
 def test_random_slices(plan):
     """Every state is in one slice, of both passes alike, and what slices leave is added up."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    generator = random.Random(seed)
+    generator = random.Random(torch.initial_seed())  # of the run and of the test
     for _ in range(500):
         call = random_call(generator)
         if call.complex and call.dtype == "float64":  # of which 256 may be too many

@@ -1,18 +1,18 @@
 """Random calls of the selective scan have the same outcome whatever is called, and what else of
 arguments no table can say."""
 
-import os
 from functools import partial
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import assert_same_outcome, ones
 from problem import METHODS, TENSORS
+from properties import fresh
 from refusals import outcome_of
 from refusals_of_scans import PACKED as PACKED_SCAN
 from refusals_of_scans import SCAN, UNITARY
@@ -111,21 +111,6 @@ def changed_calls(draw):
     return draw(st.booleans()), changes
 
 
-def fresh(**options):
-    """A property test on data that depend on the run's seed, without a deadline."""
-
-    def decorate(test):
-        test = hypothesis.settings(
-            deadline=None,
-            database=None,
-            suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-            **options,
-        )(test)
-        return hypothesis.seed(int(os.environ["SELECTIVE_SCAN_TEST_SEED"]))(test)
-
-    return decorate
-
-
 @fresh(max_examples=400)
 @given(call=changed_calls())
 def test_random_calls_have_the_same_outcome_everywhere(call, device):
@@ -222,7 +207,7 @@ few = st.lists(st.integers(0, 3), max_size=3)
 sizes_of_some = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=150)
+@fresh(max_examples=150)
 @given(a=few, b=few, initial=st.none() | few)
 def test_any_diagonal_scan(a, b, initial):
     arguments = {"a": torch.rand(a), "b": torch.rand(b)}
@@ -231,7 +216,7 @@ def test_any_diagonal_scan(a, b, initial):
     assert_same_outcome(diagonal_scan_fn, diagonal_scan_ref, arguments)
 
 
-@settings(deadline=None, max_examples=100)
+@fresh(max_examples=100)
 @given(
     name=st.sampled_from([*UNITARY.good(), "z", "initial_state"]),
     shape=st.lists(st.sampled_from([0, 1, 2, 4, 5, 6]), max_size=4),
@@ -243,7 +228,7 @@ def test_any_shape_of_one_argument_of_a_unitary_scan(name, shape):
     assert_same_outcome(*functions, arguments, rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=200)
+@fresh(max_examples=200)
 @given(
     x=st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 9)) | sizes_of_some,
     weight=st.tuples(st.integers(0, 3), st.integers(0, 9)) | sizes_of_some,
@@ -265,7 +250,7 @@ def test_any_convolution(x, weight, bias, states, bounds, activation, return_fin
     assert_same_outcome(causal_conv1d_fn, causal_conv1d_ref, arguments)
 
 
-@settings(deadline=None, max_examples=100)
+@fresh(max_examples=100)
 @given(
     batch=st.integers(0, 3),
     dim=st.integers(0, 40),
