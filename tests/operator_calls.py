@@ -1,21 +1,36 @@
 """A call of every operator, small, for tests of what PyTorch does with all of them."""
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import test_causal_conv1d_pool as pool
+import test_causal_conv1d_update as convolution_update
+import test_s6_step as s6
+import test_selective_scan_prefill as prefill
+import test_selective_state_update as update
+from gpu_kernels import skip_without_step
+from opchecks import in_order
 from problem import generator
 from selective_scan import (
     adaptive_unitary_scan_fn,
     causal_conv1d_fn,
+    causal_conv1d_ref,
     causal_conv1d_update,
+    causal_conv1d_update_ref,
     diagonal_scan_fn,
     mamba_inner_fn,
     selective_scan_fn,
     selective_scan_prefill,
+    selective_scan_prefill_ref,
     selective_state_update,
+    selective_state_update_ref,
 )
-from selective_scan._s6_step import StackTensors, s6_step
+from selective_scan._s6_step import s6_step, s6_step_ref
 
 Call = tuple[Callable, list[torch.Tensor]]
 BATCH, DIM, DSTATE = 2, 4, 3
@@ -136,102 +151,118 @@ DIFFERENTIABLE: dict[str, Callable[[_Random], Call]] = {
 }
 
 
-def _update(random: _Random, out: list[torch.Tensor]) -> Call:
-    x, B, C = random.normal(BATCH, DIM), *random.normal(2, BATCH, DSTATE)
-    state, dt, A = (
-        random.normal(BATCH, DIM, DSTATE),
-        random.uniform(BATCH, DIM),
-        _scanned(random)[2],
-    )
-
-    def function(state, x, dt, A, B, C, out=None):
-        return selective_state_update(state, x, dt, A, B, C, out=out)
-
-    return function, [state, x, dt, A, B, C, *out]
+# --- in place -------------------------------------------------------------------------------------
 
 
-def _convolution_update(random: _Random, out: list[torch.Tensor]) -> Call:
-    def function(x, state, weight, out=None):
-        return causal_conv1d_update(x, state, weight, out=out)
+@dataclass(frozen=True)
+class InPlace:
+    """An operator that changes states in place. `make` gives a call's arguments by name; `slots`
+    are the indices of states, of which the first are those of the rows of `x`."""
 
-    tensors = [random.normal(BATCH, DIM), random.normal(BATCH, DIM, 3), random.normal(DIM, 4)]
-    return function, [*tensors, *out]
+    function: Callable
+    reference: Callable
+    op: torch._ops.OpOverloadPacket
+    make: Callable[..., dict]
+    x: str
+    states: str
+    slots: tuple[str, ...]
+    small: dict  # what is changed of a call for the tests of what PyTorch does
 
+    @property
+    def takes_out(self) -> bool:
+        return "out" in inspect.signature(self.function).parameters
 
-def _prefill(random: _Random, out: list[torch.Tensor]) -> Call:
-    u, delta, A = _scanned(random)
-    B, C = random.normal(2, 1, DSTATE, random.seqlen)
+    def into_a_tensor(self, arguments: dict) -> dict:
+        return arguments | {"out": torch.zeros_like(arguments[self.x])}
 
-    def function(u, states, delta, A, B, C, bounds, slots, out=None):
-        return selective_scan_prefill(
-            *(u, states, delta, A, B, C), cu_seqlens=bounds, cache_indices=slots, out=out
-        )
+    def op_arguments(self, arguments: dict) -> tuple:
+        """In order. The op of a stack takes its lists one by one."""
+        stack = arguments.get("stack")
+        return in_order(self.op, arguments if stack is None else arguments | stack._asdict())
 
-    states = random.normal(5, DIM, DSTATE)
-    return function, [u[0], states, delta[0], A, B, C, *_packed(random), *out]
-
-
-def _convolution_over_pool(random: _Random) -> Call:
-    x, weight = random.normal(DIM, random.seqlen), random.normal(DIM, 4)
-    states = random.normal(5, DIM, 3)
-
-    def function(x, weight, states, bounds, slots):
-        pool = {"conv_states": states, "cache_indices": slots}
-        return causal_conv1d_fn(x, weight, cu_seqlens=bounds, **pool)
-
-    return function, [x[None], weight, states, *_packed(random)]
+    def states_of(self, arguments: dict) -> list[torch.Tensor]:
+        return s6.states_of(arguments) if "stack" in arguments else [arguments[self.states]]
 
 
-def _step(random: _Random) -> Call:
-    d_model, d_inner, rank, layers = 16, 32, 2, 2
-
-    def of_layers(*shape: int) -> list[torch.Tensor]:
-        return [random.normal(*shape) for _ in range(layers)]
-
-    lists = [
-        of_layers(d_model),
-        of_layers(2 * d_inner, d_model),
-        of_layers(d_inner, 1, 4),
-        of_layers(rank + 2 * DSTATE, d_inner),
-        of_layers(d_inner, rank),
-        of_layers(d_inner, DSTATE),
-        of_layers(d_inner),
-        of_layers(d_model, d_inner),
-        of_layers(BATCH, d_inner, 3),
-        of_layers(BATCH, d_inner, DSTATE),
-    ]
-
-    def function(hidden, *tensors):
-        norm, in_proj, conv1d, x_proj, dt_proj, A_log, D, out_proj, conv_state, state = (
-            list(tensors[i : i + layers]) for i in range(0, len(tensors), layers)
-        )
-        matrices = (norm, in_proj, None, conv1d, None, x_proj, dt_proj, None)
-        return s6_step(hidden, StackTensors(*matrices, A_log, D, out_proj, None, conv_state, state))
-
-    return function, [random.normal(BATCH, 1, d_model), *(x for entry in lists for x in entry)]
+def _of_case(module: ModuleType) -> Callable[..., dict]:
+    return lambda device, **changes: module.make(module.Case(**changes), device)
 
 
-def _packed(random: _Random) -> list[torch.Tensor]:
-    """The boundaries of two sequences, and their slots."""
-    numbers = ([0, 30, random.seqlen], [3, 1])
-    return [torch.tensor(it, dtype=torch.int32, device=random.device) for it in numbers]
-
-
-# That change states in place.
-IN_PLACE: dict[str, Callable[[_Random], Call]] = {
-    "update": lambda random: _update(random, []),
-    "update into a tensor": lambda random: _update(random, [random.normal(BATCH, DIM)]),
-    "convolution's update": lambda random: _convolution_update(random, []),
-    "convolution's update into a tensor": lambda random: _convolution_update(
-        random, [random.normal(BATCH, DIM)]
+_ops = torch.ops.selective_scan
+OPERATORS_IN_PLACE = {
+    "update": InPlace(
+        selective_state_update,
+        selective_state_update_ref,
+        _ops.selective_state_update,
+        _of_case(update),
+        *("x", "state", ("state_batch_indices", "dst_state_batch_indices")),
+        {"indices": torch.int32, "dim": 6, "dstate": 3},
     ),
-    "prefill": lambda random: _prefill(random, []),
-    "prefill into a tensor": lambda random: _prefill(random, [random.normal(DIM, random.seqlen)]),
-    "convolution over a pool": _convolution_over_pool,
-    "step": _step,
+    "convolution's update": InPlace(
+        causal_conv1d_update,
+        causal_conv1d_update_ref,
+        _ops.causal_conv1d_update,
+        _of_case(convolution_update),
+        *("x", "conv_state", ("conv_state_indices",)),
+        {"slots": 7},
+    ),
+    "prefill": InPlace(
+        selective_scan_prefill,
+        selective_scan_prefill_ref,
+        _ops.selective_scan_prefill,
+        _of_case(prefill),
+        *("u", "states", ("cache_indices", "checkpoint_slots")),
+        {"every": 64},
+    ),
+    "convolution over a pool": InPlace(
+        causal_conv1d_fn,
+        causal_conv1d_ref,
+        _ops.causal_conv1d_prefill,
+        pool.make,
+        *("x", "conv_states", ("cache_indices",)),
+        {},
+    ),
+    "step": InPlace(
+        s6_step,
+        s6_step_ref,
+        _ops.s6_step,
+        lambda device, **changes: {"eps": 1e-5} | s6.make(s6.Case(**changes), device),
+        *("hidden", "", ("state_batch_indices",)),
+        {"slots": 4, "padding": 1, "vocabulary": 6},
+    ),
 }
+INTO_A_TENSOR = " into a tensor"
+IN_PLACE = [
+    *OPERATORS_IN_PLACE,
+    *(f"{name}{INTO_A_TENSOR}" for name, it in OPERATORS_IN_PLACE.items() if it.takes_out),
+]
+
+
+def in_place(name: str, device: str) -> tuple[InPlace, dict]:
+    """One of `IN_PLACE`, and a call's arguments by name."""
+    operator = OPERATORS_IN_PLACE[name.removesuffix(INTO_A_TENSOR)]
+    if operator.function is s6_step:
+        skip_without_step(device)
+    arguments = operator.make(device, **operator.small)
+    return operator, operator.into_a_tensor(arguments) if INTO_A_TENSOR in name else arguments
+
+
+def _of_tensors(function: Callable, arguments: dict) -> Call:
+    """A call that takes the tensors among its arguments, wherever they are, one by one."""
+    leaves, spec = tree_flatten(arguments)
+    is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+
+    def call(*tensors):
+        given = iter(tensors)
+        values = [next(given) if it else leaf for it, leaf in zip(is_tensor, leaves, strict=True)]
+        return function(**tree_unflatten(values, spec))
+
+    return call, [leaf for it, leaf in zip(is_tensor, leaves, strict=True) if it]
 
 
 def make(name: str, device: str, seqlen: int = 70) -> Call:
     """A function and its arguments, all of them tensors."""
-    return (DIFFERENTIABLE | IN_PLACE)[name](_Random(name, device, seqlen))
+    if name in DIFFERENTIABLE:
+        return DIFFERENTIABLE[name](_Random(name, device, seqlen))
+    operator, arguments = in_place(name, device)
+    return _of_tensors(operator.function, arguments)

@@ -14,7 +14,6 @@ import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
-from gpu_kernels import has_step
 from opchecks import Ops
 from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
 
@@ -322,8 +321,6 @@ def test_causal_convolution(kind, device):
 
 @pytest.mark.parametrize("name", operator_calls.IN_PLACE)
 def test_what_is_written_in_place_is_written_for_each_entry(name, device):
-    if name == "step" and device == "cuda" and not has_step():
-        pytest.skip("the GPU lacks the kernel of a step through layers")
     function, tensors = operator_calls.make(name, device)
     before = [tensor.clone() for tensor in tensors]
     function(*tensors)
