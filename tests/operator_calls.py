@@ -23,7 +23,9 @@ from selective_scan import (
     causal_conv1d_update,
     causal_conv1d_update_ref,
     diagonal_scan_fn,
+    exponential_trapezoid_fn,
     mamba_inner_fn,
+    rotate_states,
     selective_scan_fn,
     selective_scan_prefill,
     selective_scan_prefill_ref,
@@ -31,6 +33,8 @@ from selective_scan import (
     selective_state_update_ref,
 )
 from selective_scan._s6_step import s6_step, s6_step_ref
+from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
+from selective_scan.vision import cross_scan_fn
 
 Call = tuple[Callable, list[torch.Tensor]]
 BATCH, DIM, DSTATE = 2, 4, 3
@@ -45,6 +49,10 @@ class _Random:
 
     def rows(self) -> torch.Tensor:
         return self.normal(BATCH, DIM, self.seqlen)
+
+    def bounds(self) -> torch.Tensor:
+        """Of three packed sequences, one without steps, that fit into any length."""
+        return torch.tensor([2, 20, 20, 31], device=self.device)
 
     def uniform(self, *shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=self._generator).to(self.device)
@@ -90,8 +98,78 @@ def _scanned(random: _Random) -> list[torch.Tensor]:
     return [u, delta, -0.2 - random.uniform(DIM, DSTATE)]
 
 
+def _packed_scan(random: _Random) -> Call:
+    function, tensors = _scan(random)
+    bounds = random.bounds()
+
+    def packed(*tensors):
+        return function(*tensors, reverse=True, return_last_state=True, cu_seqlens=bounds)
+
+    return packed, [it if it.shape[0] == DIM else it[:1] for it in tensors]
+
+
+def _scan_of_turned_states(random: _Random) -> Call:
+    u, delta, A = _scanned(random)
+    B, C = random.normal(2, BATCH, 2 * DSTATE, random.seqlen)
+    angles = random.normal(BATCH, DSTATE, random.seqlen)
+
+    def function(u, delta, A, B, C, angles):
+        B, C = rotate_states(B, C, angles)
+        return selective_scan_fn(u, delta, A.repeat_interleave(2, -1), B, C)
+
+    return function, [u, delta, A, B, C, angles]
+
+
+def _trapezoid(random: _Random) -> Call:
+    u, delta, A = _scanned(random)
+    A = torch.complex(A, random.normal(DIM, DSTATE))
+    B, C = random.normal(2, 1, 2, DSTATE, random.seqlen, dtype=torch.complex64)
+    mix, D, z, bias = (
+        random.uniform(*u.shape),
+        random.normal(DIM),
+        random.rows(),
+        random.normal(DIM),
+    )
+    initial_state = random.normal(3, 2, DIM, DSTATE, dtype=torch.complex64)
+    bounds = random.bounds()
+
+    def function(u, delta, A, B, C, mix, D, z, bias, initial_state):
+        return exponential_trapezoid_fn(
+            *(u, delta, A, B, C, D, z, bias, True, True),
+            mix=mix,
+            initial_state=initial_state,
+            reverse=True,
+            cu_seqlens=bounds,
+        )
+
+    return function, [u[:1], delta[:1], A, B, C, mix[:1], D, z[:1], bias, initial_state]
+
+
+def _cross_scan(random: _Random) -> Call:
+    places = (5, random.seqlen // 5)
+    x, delta = random.normal(BATCH, DIM, *places), random.normal(BATCH, 4, DIM, *places)
+    A = -0.2 - random.uniform(4, DIM, DSTATE)
+    B, C = random.normal(2, BATCH, 4, DSTATE, *places)
+    D, bias = random.normal(2, 4, DIM)
+
+    def function(*tensors):
+        return cross_scan_fn(*tensors, delta_softplus=True)
+
+    return function, [x, delta, A, B, C, D, bias]
+
+
 def _diagonal_scan(random: _Random) -> Call:
     return diagonal_scan_fn, [random.uniform(DIM, 1), random.rows()]
+
+
+def _packed_diagonal_scan(random: _Random) -> Call:
+    bounds = random.bounds()
+
+    def function(a, b, initial_state):
+        return diagonal_scan_fn(a, b, initial_state=initial_state, cu_seqlens=bounds)
+
+    a, b = random.uniform(1, DIM, random.seqlen), random.normal(1, DIM, random.seqlen)
+    return function, [a, b, random.normal(3, DIM)]
 
 
 def _unitary_scan(random: _Random) -> Call:
@@ -112,6 +190,15 @@ def _convolution_with_states(random: _Random) -> Call:
         return causal_conv1d_fn(x, weight, bias, None, states, True, activation="silu")
 
     return function, [x, weight, bias, random.normal(BATCH, DIM, 3)]
+
+
+def _packed_convolution(random: _Random) -> Call:
+    bounds = random.bounds()
+
+    def function(x, weight):
+        return causal_conv1d_fn(x, weight, cu_seqlens=bounds, activation="silu")
+
+    return function, [random.rows()[:1], random.normal(DIM, 4)]
 
 
 def _layer(random: _Random, bidirectional: bool) -> Call:
@@ -137,17 +224,46 @@ def _layer(random: _Random, bidirectional: bool) -> Call:
     return function, tensors
 
 
+def _layer_of_two_poles(random: _Random) -> Call:
+    _, tensors = _layer(random, bidirectional=False)
+    *inputs, A, D = tensors
+
+    def function(*tensors):
+        *inputs, A, A_b, D, bias = tensors
+        return bimamba_inner_fn(*inputs, None, A, A_b, None, None, D, bias, delta_softplus=True)
+
+    return function, [*inputs, A, 2 * A, D, random.uniform(DIM)]
+
+
+def _layer_without_projection(random: _Random) -> Call:
+    _, (*inputs, _, A, D) = _layer(random, bidirectional=False)
+
+    def function(*tensors):
+        *inputs, A, D = tensors
+        return mamba_inner_fn_no_out_proj(*inputs, A, None, None, D, delta_softplus=True)
+
+    return function, [*inputs, A, D]
+
+
 # With a derivative.
 DIFFERENTIABLE: dict[str, Callable[[_Random], Call]] = {
     "scan": _scan,
     "scan of everything": _scan_of_everything,
+    "packed scan": _packed_scan,
+    "scan of turned states": _scan_of_turned_states,
     "matrix scan": _matrix_scan,
+    "exponential trapezoid": _trapezoid,
+    "cross scan": _cross_scan,
     "diagonal scan": _diagonal_scan,
+    "packed diagonal scan": _packed_diagonal_scan,
     "unitary scan": _unitary_scan,
     "convolution": _convolution,
     "convolution with states": _convolution_with_states,
+    "packed convolution": _packed_convolution,
     "layer": lambda random: _layer(random, bidirectional=False),
     "layer of two directions": lambda random: _layer(random, bidirectional=True),
+    "layer of two poles": _layer_of_two_poles,
+    "layer without projection": _layer_without_projection,
 }
 
 
