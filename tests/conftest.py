@@ -89,11 +89,10 @@ def cuda_device() -> str:
 @pytest.fixture
 def step_kernel(request) -> None:
     """Skips a test where the GPU that it runs on lacks the kernel of a step through layers."""
-    from gpu_kernels import has_step
+    from gpu_kernels import skip_without_step
 
     for name in {"device", "cuda_device"} & set(request.fixturenames):
-        if request.getfixturevalue(name) == "cuda" and not has_step():
-            pytest.skip("the GPU lacks the kernel of a step through layers")
+        skip_without_step(request.getfixturevalue(name))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,5 +28,10 @@ def has_step() -> bool:
     return torch.ops.selective_scan.cuda_step_workspace_bytes(0, 4, 1, *sizes.values()) >= 0
 
 
+def skip_without_step(device: str) -> None:
+    if device == "cuda" and not has_step():
+        pytest.skip("the GPU lacks the kernel of a step through layers")
+
+
 def has_less_shared_memory() -> bool:
     return int(facts()["block_shared_bytes"]) < HOPPER_SHARED_BYTES

@@ -43,6 +43,11 @@ class Bad:
         return ValueError if self.name == "backend" else RuntimeError
 
     @property
+    def argument(self) -> str:
+        """What has the name, or a list's entry of it."""
+        return self.name.partition("[")[0]
+
+    @property
     def is_python_alone(self) -> bool:
         """Whether the ops cannot be given it, or refuse it in PyTorch's own words."""
         is_sparse = isinstance(self.value, torch.Tensor) and self.value.layout != torch.strided
@@ -174,7 +179,7 @@ class Refusals:
         return [
             row
             for row in itertools.chain(*self.table)
-            if (is_python or not row.is_python_alone) and (names is None or row.name in names)
+            if (is_python or not row.is_python_alone) and (names is None or row.argument in names)
         ]
 
     def check(self, way: str, device: str) -> None:
@@ -183,7 +188,11 @@ class Refusals:
         for row in self.rows(way):
             arguments = self.call(device, **row.changes)
             anchor = arguments[self.anchor]
-            arguments[row.name] = on_device(row.value, device)
+            value = on_device(row.value, device)
+            if row.argument != row.name:
+                value, entry = list(arguments[row.argument]), value
+                value[int(row.name[len(row.argument) + 1 : -1])] = entry
+            arguments[row.argument] = value
             outcome = outcome_of(self.ways[way], arguments)
             expected = (row.error, row.full_message(anchor))
             if outcome != expected:

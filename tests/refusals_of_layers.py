@@ -1,9 +1,12 @@
 """What a layer and its parts refuse, and with which sentence, in tables of bad calls."""
 
+from collections.abc import Callable
+
 import torch
 
 import test_causal_conv1d_pool as pool
 import test_compat_directed_functions as directions
+import test_s6_step as s6
 import test_vision as vision
 from cases import REAL, ones
 from refusals import (
@@ -14,6 +17,7 @@ from refusals import (
     NO_STRIDE,
     POLES,
     Refusals,
+    Way,
     bad,
     bf16,
     by_op,
@@ -25,6 +29,7 @@ from refusals import (
     plain,
     ways_in,
 )
+from s6_step import s6_step, s6_step_ref
 from selective_scan import (
     causal_conv1d_fn,
     causal_conv1d_ref,
@@ -35,6 +40,7 @@ from selective_scan import (
     rotate_states,
 )
 from selective_scan._mamba_operators import MAMBA_INNER
+from selective_scan._s6_step import StackTensors
 from selective_scan.compat.directions import bimamba_inner_fn
 from selective_scan.mamba_inner import mamba_rows
 from selective_scan.vision import cross_scan_fn, cross_scan_ref
@@ -322,5 +328,94 @@ NORM = Refusals(
         bad("weight", "be (channels,) = (9,)", ones(8)),
         bad("residual", "have the shape of hidden, (2, 9)", ones(1, 9)),
         bad("hidden", f"have dtype {REAL}", i32(2, 9)),
+    ],
+)
+
+# --- a step through layers ------------------------------------------------------------------------
+
+
+def good_step(**changes: object) -> dict:
+    """With the lists of the stack one by one, as the op is given them."""
+    arguments = {"eps": 1e-5} | s6.make(s6.BASE.with_(**changes))
+    return arguments | arguments.pop("stack")._asdict()
+
+
+def by_stack(function: Callable) -> Callable[[dict], object]:
+    def call(arguments: dict) -> object:
+        lists = {name: arguments[name] for name in StackTensors._fields}
+        others = {name: it for name, it in arguments.items() if name not in lists}
+        return function(stack=StackTensors(**lists), **others)
+
+    return call
+
+
+WAYS = {"function": Way(by_stack(s6_step)), "s6_step": by_op("s6_step")}
+SLOTS = {"slots": 4}
+HEAD = {"vocabulary": 6}
+AS_WEIGHTS = "have dtype float32 (as in_proj[0])"
+STEP = Refusals(
+    WAYS
+    | {f"fake {name}": way.faked for name, way in WAYS.items()}
+    | {
+        "reference": Way(lambda it: by_stack(s6_step)({"backend": "reference"} | it)),
+        "reference itself": Way(by_stack(s6_step_ref)),
+    },
+    good_step,
+    "hidden",
+    [
+        bad("hidden D[1]", "be a Tensor", None, 1),
+        bad("norm_f", "be a Tensor or None", 1.0),
+        bad("D", "be a list of Tensors", None, ones(64)),
+        bad("norm", "be a list of Tensors or None", 1),
+        bad("delta_softplus", "be a bool", 1),
+        bad("hidden", "be (batch, steps, d_model)", ones(2, 32)),
+        bad("hidden", f"have dtype {REAL}", c64(2, 1, 32)),
+        bad("norm[1]", "be (d_model,) = (32,)", ones(31)),
+        bad("norm[1]", "have dtype float32 (as norm[0])", bf16(32)),
+        bad("in_proj", "have at least one tensor, got none", []),
+        bad("in_proj[0]", "be (2*d_inner, d_model) = (128, 32)", ones(128, 33)),
+        bad("in_proj[1]", "be (2*d_inner, d_model) = (128, 32)", ones(64, 32)),
+        bad("in_proj[0]", f"have dtype {REAL}", i64(128, 32)),
+        bad("conv1d[0]", "be (d_inner, 1, width) = (*, 1, *)", ones(64, 4)),
+        bad("conv1d[1]", "be (d_inner, 1, width) = (64, 1, 4)", ones(64, 1, 5)),
+        bad("conv1d[1]", AS_WEIGHTS, bf16(64, 1, 4)),
+        bad("conv1d[0]", WIDTH, ones(64, 1, 9)),
+        bad("conv1d_bias", "have as many tensors as in_proj, 2, got 1", [ones(64)]),
+        bad("conv1d_bias[0]", "be (d_inner,) = (64,)", ones(63)),
+        bad("x_proj", "have as many tensors as in_proj, 2, got 0", []),
+        bad("x_proj[1]", "be (dt_rank+2*dstate, d_inner) = (34, 64)", ones(33, 64)),
+        bad("x_proj[0]", AS_WEIGHTS, f64(34, 64)),
+        bad("dt_proj[1]", "be (d_inner, dt_rank) = (64, 2)", ones(64, 3)),
+        bad("dt_proj_bias[1]", "be (d_inner,) = (64,)", ones(64, 1)),
+        bad("A_log[1]", "be (d_inner, dstate) = (64, 16)", ones(64, 15)),
+        bad("A_log[0]", f"have dtype {REAL}", c64(64, 16)),
+        bad("A_log[0]", "have dstate of 1 to 64", ones(64, 65), dstate=65),
+        bad("D[0]", "be (d_inner,) = (64,)", ones(1)),
+        bad("out_proj[1]", "be (d_model, d_inner) = (32, 64)", ones(32, 63)),
+        bad("out_proj_bias[0]", "be (d_model,) = (32,)", ones(64), biases=("out_proj",)),
+        bad("conv_state[1]", "be (batch, d_inner, width-1) = (2, 64, 3)", ones(2, 64, 4)),
+        bad("conv_state[1]", "be (slots, d_inner, width-1) = (4, 64, 3)", ones(3, 64, 3), **SLOTS),
+        bad(
+            "conv_state[1]",
+            "have the strides of conv_state[0], (192, 1, 64), got (192, 3, 1)",
+            ones(2, 64, 3),
+        ),
+        bad("state", "have as many tensors as in_proj, 2, got 3", [ones(2, 64, 16)] * 3),
+        bad("state[0]", "be (batch, d_inner, dstate) = (2, 64, 16)", ones(3, 64, 16)),
+        bad("state[1]", "have dtype float32 (as state[0])", bf16(2, 64, 16)),
+        bad(
+            "state[1]",
+            "have the strides of state[0], (1024, 16, 1), got (1024, 1, 64)",
+            ones(2, 16, 64).transpose(1, 2),
+        ),
+        bad("state[0]", NO_STRIDE, ones(2, 64, 1).expand(2, 64, 16)),
+        bad("norm_f", "be (d_model,) = (32,)", ones(33)),
+        bad("head", "be (vocabulary, d_model) = (*, 32)", ones(6, 31), **HEAD),
+        bad("head", AS_WEIGHTS, bf16(6, 32), **HEAD),
+        bad("state_batch_indices", "be (batch,) = (2,)", i64(3), **SLOTS),
+        bad("state_batch_indices", INDICES, ones(2), **SLOTS),
+        bad("workspace", "have dtype uint8", ones(8)),
+        bad("discretization_method", METHOD, "euler"),
+        BACKENDS,
     ],
 )

@@ -35,7 +35,6 @@ import test_prompt as prompt
 import test_s6_step as step
 import test_segment_map as segment_map
 import test_selective_scan_prefill as prefill
-import test_selective_scan_prefill_calls as prefill_calls
 import test_selective_state_update as update
 import test_slices as slices
 import test_state_gradient as state_gradient
@@ -153,7 +152,7 @@ def check_boundaries() -> int:
     for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
         packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
     for every in (1, 3, 64):
-        prefill_calls.test_bad_values_do_no_harm(every, "cuda")
+        prefill.test_bad_values_do_no_harm(every, "cuda")
     return len(cases) + 2 * len(packed.BAD_BOUNDS) + 3
 
 

@@ -13,7 +13,6 @@ from cases import Axes
 from opchecks import gradcheck
 from problem import (
     Draws,
-    Error,
     assert_accurate,
     assert_same_bits,
     differentiate,
@@ -326,21 +325,3 @@ def test_empty(empty, device):
         assert results[f"d{name}"].shape == tensor.shape
         if name != "initial_state":
             assert not results[f"d{name}"].any(), name
-
-
-AUTOCAST = [Case(), Case(dtype=HALF), Case(parameter_dtype=F64), Case(B="grouped", dim=20)]
-
-
-@pytest.mark.parametrize("case", AUTOCAST, ids=str)
-def test_autocast_casts_nothing(case, device):
-    inputs = make(case, device)
-    cotangents = make_cotangents(case)
-    expected = solve(adaptive_unitary_scan_fn, inputs, cotangents)
-    with torch.autocast(device, BF16):
-        actual = solve(adaptive_unitary_scan_fn, inputs, cotangents)
-        reference = adaptive_unitary_scan_ref(**inputs, return_last_state=True)
-    assert_same_bits(expected, actual)
-    tolerance = 1e-2 if case.dtype == HALF else 1e-4
-    for name, tensor in zip(("out", "last_state"), reference, strict=True):
-        assert tensor.dtype == expected[name].dtype
-        assert Error.of(tensor, expected[name]).relative_l2 < tolerance, name

@@ -14,7 +14,6 @@ import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
-from gpu_kernels import has_step
 from opchecks import Ops
 from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
 
@@ -320,10 +319,27 @@ def test_causal_convolution(kind, device):
             torch.testing.assert_close(actual, of_each(function, inputs, in_dims))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", operator_calls.DIFFERENTIABLE)
+def test_every_operator(name, device):
+    """Those of no rules are called for each entry."""
+    function, tensors = operator_calls.make(name, device)
+    tensors = [tensor.to(torch.promote_types(tensor.dtype, F64)) for tensor in tensors]
+
+    def results(*given):
+        result = function(*given)
+        return result if isinstance(result, tuple) else (result,)
+
+    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    for is_mapped in ([True] * len(tensors), [i == 0 for i in range(len(tensors))]):
+        inputs, in_dims = mapped_inputs(tensors, is_mapped)
+        for each in (results, gradient):
+            actual = vmap(each, in_dims)(*inputs)
+            torch.testing.assert_close(actual, of_each(each, inputs, in_dims))
+
+
 @pytest.mark.parametrize("name", operator_calls.IN_PLACE)
 def test_what_is_written_in_place_is_written_for_each_entry(name, device):
-    if name == "step" and device == "cuda" and not has_step():
-        pytest.skip("the GPU lacks the kernel of a step through layers")
     function, tensors = operator_calls.make(name, device)
     before = [tensor.clone() for tensor in tensors]
     function(*tensors)

@@ -420,42 +420,20 @@ def test_opcheck(case, device):
     torch.library.opcheck(ops.causal_conv1d_bwd_out, arguments, dx)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compile(dynamic, device):
+def test_compiled_code_writes_final_states(device):
     torch._dynamo.reset()
 
-    def loss(x, weight, initial_states, out):
-        y, state = causal_conv1d_fn(
-            x, weight, None, None, initial_states, True, out, activation="silu"
-        )
-        return y.square().sum() + state.sum()
+    def function(x, weight, out):
+        return causal_conv1d_fn(x, weight, None, None, None, True, out, activation="silu")
 
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for seqlen in (33, 65):
-        leaves = [
-            torch.randn(shape, device=device, requires_grad=True)
-            for shape in ((2, 4, seqlen), (4, 4), (2, 4, 3))
-        ]
-        for out in (None, torch.zeros(2, 4, 3, device=device)):
-            expected, actual = (
-                function(*leaves, None if out is None else out.clone())
-                for function in (loss, compiled)
-            )
-            torch.testing.assert_close(actual, expected)
-            torch.testing.assert_close(
-                torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, leaves)
-            )
-
-
-def test_compile_of_packed_sequences(device):
-    torch._dynamo.reset()
-
-    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
-    def conv(x, weight, cu_seqlens):
-        return causal_conv1d_fn(x, weight, cu_seqlens=cu_seqlens, activation="silu")
-
-    x, weight = torch.randn(1, 4, 50, device=device), torch.randn(4, 4, device=device)
-    for bounds in ([0, 10, 50], [0, 50, 50], [0, 1, 2]):
-        cu_seqlens = torch.tensor(bounds, device=device)
-        expected = causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens, activation="silu")
-        torch.testing.assert_close(conv(x, weight, cu_seqlens), expected)
+    leaves = [
+        torch.randn(shape, device=device, requires_grad=True) for shape in ((2, 4, 9), (4, 4))
+    ]
+    out = torch.zeros(2, 4, 3, device=device)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    actual, expected = compiled(*leaves, out), function(*leaves, out.clone())
+    torch.testing.assert_close(actual, expected)
+    assert torch.equal(out, expected[1])
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y.square().sum(), leaves) for y, _ in (actual, expected))
+    )

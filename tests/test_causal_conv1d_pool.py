@@ -4,10 +4,8 @@ import itertools
 
 import pytest
 import torch
-from torch.library import opcheck
 
-from cases import assert_refused, compiled_with_graphs
-from opchecks import in_order
+from cases import assert_refused
 from problem import Error, lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -116,17 +114,6 @@ def test_any_chunking_gives_what_the_whole_gives(width, device):
             assert Error.of(torch.cat(parts, 2).cpu(), expected.cpu()).relative_l2 < 2e-6
 
 
-def test_padding_is_left_alone(device):
-    arguments = make(device)
-    arguments["conv_states"][[1, 4, 6, 7, 8]] = torch.nan
-    arguments["x"][..., 4:40] = torch.nan
-    before = arguments["conv_states"].clone()
-    out = causal_conv1d_fn(**arguments)
-    assert out.isfinite().all()
-    after = arguments["conv_states"]
-    assert torch.equal(after[[1, 4, 6, 7, 8]].nan_to_num(9), before[[1, 4, 6, 7, 8]].nan_to_num(9))
-
-
 @pytest.mark.parametrize("changes", [{"dim": 0}, {"cu_seqlens": [5]}], ids=str)
 def test_empty(changes, device):
     arguments = make(device, dim=changes.get("dim", 20))
@@ -141,47 +128,7 @@ def test_empty(changes, device):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-OP = torch.ops.selective_scan.causal_conv1d_prefill
-
-
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
 def test_what_goes_with_a_pool_alone(function, device):
     message = "cache_indices must be None unless conv_states is given"
     assert_refused(function, make(device) | {"conv_states": None}, message)
-
-
-def test_indices_of_no_slot(device):
-    """Refused where the host sees them before anything changes; taken for padding on CUDA."""
-    arguments = make(device)
-    before = arguments["conv_states"].clone()
-    padded = arguments | {"conv_states": before.clone()}
-    arguments["cache_indices"] = torch.tensor([3, -1, 0, 7, 9, 5, 2], device=device)
-    padded["cache_indices"] = torch.tensor([3, -1, 0, 7, -1, 5, 2], device=device)
-    for function in (causal_conv1d_fn, causal_conv1d_ref):
-        if device == "cuda" and function is causal_conv1d_fn:
-            assert torch.equal(function(**arguments), function(**padded))
-            assert torch.equal(arguments["conv_states"], padded["conv_states"])
-            continue
-        given = arguments | {"conv_states": before}
-        assert_refused(function, given, "cache_indices must be less than slots = 9, got 9")
-
-
-# --- as PyTorch sees it ---------------------------------------------------------------------------
-
-
-def test_opcheck(device):
-    opcheck(OP.default, in_order(OP, make(device, dtype=BF16)))
-
-
-def test_compiles_once(device):
-    def step(arguments):
-        return causal_conv1d_fn(**arguments)
-
-    compiled, graphs = compiled_with_graphs(step, dynamic=True)
-    for shift in (0, 3):
-        arguments = make(device)
-        arguments["cu_seqlens"] = arguments["cu_seqlens"].clamp(min=shift)
-        copy = arguments | {"conv_states": arguments["conv_states"].clone()}
-        assert torch.equal(compiled(copy), step(arguments))
-        assert torch.equal(copy["conv_states"], arguments["conv_states"])
-    assert len(graphs) == 1

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cases import Axes, assert_refused, fake, ones
-from opchecks import in_order
+from cases import Axes
 from problem import Draws, Error, generator, laid_out
 from selective_scan import (
     causal_conv1d_fn,
@@ -147,66 +145,3 @@ def test_steps_go_on_where_a_convolution_ended(update, ring, device):
         outs.append(update(part, state, weight, bias, "silu", seqlens))
         done += part.shape[2]
     torch.testing.assert_close(torch.cat(outs, 2), whole[..., 20:])
-
-
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("steps", [None, 3, 600])
-def test_the_result_is_written_to_a_given_tensor(steps, update, device):
-    """Which may be x itself."""
-    arguments = make(BASE.with_(steps=steps, state_len=5), device)
-    plain, given = copied(arguments), copied(arguments)
-    expected = update(**plain)
-    given["x"] = given["out"] = given["x"].clone()
-    assert update(**given) is given["out"]
-    assert torch.equal(given["out"], expected)
-    assert torch.equal(given["conv_state"], plain["conv_state"])
-
-
-def test_padding_may_hold_anything(device):
-    arguments = make(BASE.with_(slots=7), device) | {"pad_slot_id": 5}
-    arguments["conv_state_indices"] = torch.tensor([5, 2, -7], device=device)
-    arguments["conv_state"][5] = torch.nan
-    arguments["x"][[0, 2]] = torch.nan
-    before = arguments["conv_state"].clone()
-    out = causal_conv1d_update(**arguments)
-    assert not out[[0, 2]].any()
-    assert out[1].isfinite().all()
-    same = [0, 1, 3, 4, 6]
-    assert torch.equal(arguments["conv_state"][same], before[same])
-
-
-@pytest.mark.parametrize("case", [BASE, BASE.with_(slots=7, ring=True, steps=2)], ids=str)
-def test_opcheck(case, device):
-    arguments = make(case, device)
-    op = torch.ops.selective_scan.causal_conv1d_update
-    torch.library.opcheck(op, in_order(op, arguments))
-    with FakeTensorMode() as mode:
-        given = fake(arguments, mode)
-        assert op(*in_order(op, given)).shape == arguments["x"].shape
-        assert op(*in_order(op, given | {"out": torch.empty_like(given["x"])})) is None
-
-
-def test_compile(device):
-    torch._dynamo.reset()
-    compiled = torch.compile(causal_conv1d_update, fullgraph=True, backend="aot_eager")
-    for case in (BASE, BASE.with_(slots=7, ring=True, steps=2, state_len=5)):
-        arguments = make(case, device)
-        plain, given = copied(arguments), copied(arguments)
-        torch.testing.assert_close(compiled(**given), causal_conv1d_update(**plain))
-        torch.testing.assert_close(given["conv_state"], plain["conv_state"])
-        given["out"] = torch.empty_like(given["x"])
-        compiled(**given)
-        torch.testing.assert_close(given["out"], causal_conv1d_update(**plain))
-
-
-# --- bad calls ------------------------------------------------------------------------------------
-
-
-GOOD = {"x": ones(2, 4), "conv_state": ones(2, 4, 3), "weight": ones(4, 4)}
-
-
-@pytest.mark.parametrize("update", UPDATES)
-def test_slots_that_there_are_not_are_refused(update):
-    change = {"conv_state_indices": torch.tensor([0, 2])}
-    message = "conv_state_indices must be less than slots = 2, got 2"
-    assert_refused(update, GOOD | change, message)

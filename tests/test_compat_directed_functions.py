@@ -5,7 +5,6 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from directed import ROUNDING, assert_near, nudge, plain_rows
 from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
@@ -161,24 +160,3 @@ def check_turned_around(tensors):
         *(torch.autograd.grad(out, tensors, cotangent) for out in (actual, expected)), strict=True
     ):
         torch.testing.assert_close(one, other)
-
-
-@of_functions
-@pytest.mark.parametrize("kind", ["all", "plain"])
-def test_transforms_and_checkpoints(function, kind):
-    arguments = arguments_of(function, tensors_of(kind))
-    expected = function(*arguments)
-    mapped = torch.func.vmap(lambda xz: function(xz, *arguments[1:]))(arguments[0][:, None])
-    torch.testing.assert_close(mapped[:, 0], expected)
-    wanted = gradients(expected.square().sum(), arguments, torch.ones(()))
-    again = checkpoint(function, *arguments, use_reentrant=False)
-    for one, other in zip(
-        gradients(again.square().sum(), arguments, torch.ones(())), wanted, strict=True
-    ):
-        assert torch.equal(one, other)
-    gradient = torch.func.grad(lambda xz: function(xz, *arguments[1:]).square().sum())
-    torch.testing.assert_close(gradient(arguments[0]), wanted[0])
-    xz = arguments[0]
-    (first,) = torch.autograd.grad(function(*arguments).square().sum(), xz, create_graph=True)
-    with pytest.raises(RuntimeError, match="once differentiable"):
-        first.sum().backward()

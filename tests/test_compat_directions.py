@@ -278,18 +278,3 @@ def test_traced_by_fx_and_exported(bimamba_type):
     torch.testing.assert_close(traced(hidden, None), layer(hidden))
     exported = torch.export.export(layer, (hidden,), strict=False).module()
     torch.testing.assert_close(exported(hidden), layer(hidden), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("bimamba_type", TYPES)
-def test_gradients_of_samples(bimamba_type):
-    """By torch.func, which sees the parts of a direction."""
-    layer, hidden = make(bimamba_type, dtype=torch.float64), torch.randn(3, 6, 12).double()
-    parameters = dict(layer.named_parameters())
-
-    def loss(parameters, sample):
-        return torch.func.functional_call(layer, parameters, (sample[None],)).square().sum()
-
-    of_samples = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, hidden)
-    layer(hidden).square().sum().backward()
-    for name, parameter in parameters.items():
-        torch.testing.assert_close(of_samples[name].sum(0), parameter.grad)

@@ -10,7 +10,6 @@ import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
-from gpu_kernels import has_step
 
 FORWARD_MODE = (
     "^selective_scan: forward-mode differentiation is not supported by the kernels"
@@ -80,22 +79,11 @@ def test_forward_mode_of_a_layer_names_what_supports_it(device):
 # --- what is written in place ---------------------------------------------------------------------
 
 
-OPS = {
-    "update": "selective_state_update",
-    "convolution's update": "causal_conv1d_update",
-    "prefill": "selective_scan_prefill",
-    "convolution over a pool": "causal_conv1d_prefill",
-    "step": "s6_step",
-}
-
-
 @pytest.fixture(params=operator_calls.IN_PLACE)
 def call_in_place(request, device):
     """(the op's name, function, its tensors)."""
-    if request.param == "step" and device == "cuda" and not has_step():
-        pytest.skip("the GPU lacks the kernel of a step through layers")
-    name = OPS[request.param.removesuffix(" into a tensor")]
-    return name, *operator_calls.make(request.param, device)
+    operator, _ = operator_calls.in_place(request.param, device)
+    return operator.op.__name__, *operator_calls.make(request.param, device)
 
 
 def test_what_is_written_in_place_has_no_derivative(call_in_place):

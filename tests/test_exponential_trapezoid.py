@@ -239,46 +239,6 @@ def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
         assert not value[..., BOUNDS[-1] :].any()
 
 
-# --- as PyTorch sees it ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", [BASE, PACKED.with_(complex=True, reverse=True)], ids=str)
-def test_compile(case, device):
-    tensors, options = make(case, device)
-
-    def function(tensors):
-        return exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    results = []
-    for call in (function, compiled):
-        out, last_state = call(tensors)
-        loss = out.sum() + last_state.abs().square().sum()
-        results.append((out, last_state, *torch.autograd.grad(loss, list(tensors.values()))))
-    torch.testing.assert_close(*results)
-
-
-def test_nothing_is_cast_under_autocast(device):
-    tensors, options = make(BASE.with_(B="constant"), device)
-    expected = exponential_trapezoid_fn(**tensors, **options)
-    with torch.autocast(device, torch.bfloat16):
-        actual = exponential_trapezoid_fn(**tensors, **options)
-    assert torch.equal(actual, expected)
-
-
-def test_vmap(device):
-    tensors, _ = make(BASE.with_(dtype=F64, optional=False), device)
-    u, *others = (tensors[name].detach() for name in ("u", "delta", "A", "B", "C"))
-    us = torch.stack([u, -u, 2 * u])
-
-    def function(u):
-        return exponential_trapezoid_fn(u, *others, mix=tensors["mix"].detach())
-
-    expected = torch.stack([function(u) for u in us])
-    torch.testing.assert_close(torch.func.vmap(function)(us), expected)
-
-
 def test_the_reference_may_be_asked_for():
     tensors, options = make(BASE)
     expected = exponential_trapezoid_ref(**tensors, **options, return_last_state=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch.func import vmap
 
 from cases import Axes
 from opchecks import gradcheck
@@ -169,14 +168,3 @@ def test_opcheck(device):
     torch.library.opcheck(ops.diagonal_scan_fwd, (a, b, initial_state, True, cu_seqlens))
     values = (a.detach(), b.detach(), initial_state.detach())
     torch.library.opcheck(ops.diagonal_scan_bwd, (values[1], *values, True, cu_seqlens, False))
-
-
-def test_vmap(device):
-    a, b, initial_state = (tensor.detach() for tensor in make(SMALL, device).values())
-    cu_seqlens = torch.tensor(SMALL.bounds, device=device)
-
-    def scan(b):
-        return diagonal_scan_fn(a, b, initial_state=initial_state, cu_seqlens=cu_seqlens)
-
-    bs = torch.stack([b, -b, 2 * b])
-    torch.testing.assert_close(vmap(scan)(bs), torch.stack([scan(b) for b in bs]))

@@ -12,6 +12,14 @@ TABLES = {
     for name, table in vars(module).items()
     if isinstance(table, Refusals)
 }
+
+
+@pytest.fixture(autouse=True)
+def _kernel_of_the_table(request):
+    if request.node.callspec.params["table"] == "STEP":
+        request.getfixturevalue("step_kernel")
+
+
 each_way = pytest.mark.parametrize(
     ("table", "way"), [(name, way) for name, table in TABLES.items() for way in table.ways]
 )

@@ -91,9 +91,3 @@ def test_gradcheck():
     tensors = [value.requires_grad_() for value in make(2, seqlen=3)[3:]]
     torch.autograd.gradcheck(rotate_states, tensors)
     torch.autograd.gradgradcheck(rotate_states, tensors)
-
-
-def test_compile():
-    tensors = make()[3:]
-    compiled = torch.compile(rotate_states, fullgraph=True, backend="aot_eager", dynamic=True)
-    torch.testing.assert_close(compiled(*tensors), rotate_states(*tensors))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cases import Axes
 from in_place import in_float64
@@ -322,6 +323,13 @@ def test_a_workspace_changes_nothing(device):
             assert torch.equal(s6_step(**copy_of(arguments), workspace=workspace), out)
 
 
+def test_a_workspace_that_is_too_small():
+    arguments = make(BASE.with_(d_model=512, d_inner=1024, batch=8))
+    workspace = torch.empty(100, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match=r"workspace must have at least \d+ bytes, got 100$"):
+        s6_step(**arguments, workspace=workspace)
+
+
 def test_weights_may_begin_anywhere(device):
     """Views of one flat tensor, as some loaders and optimizers make them."""
 
@@ -344,6 +352,14 @@ def test_a_large_stream_does_not_overflow(device):
     arguments["hidden"] *= 1e5
     expected = s6_step_ref(**exact(arguments))
     assert Error.of(s6_step(**arguments).cpu().to(F64), expected).relative_l2 < 5e-3
+
+
+def test_flops_are_two_for_each_weight(device):
+    arguments = make(BASE.with_(vocabulary=6, layers=1, steps=3), device)
+    weights = 128 * 32 + 64 * 4 + 34 * 64 + 64 * 2 + 32 * 64 + 6 * 32
+    with FlopCounterMode(display=False) as counter:
+        s6_step(**arguments)
+    assert counter.get_total_flops() == 2 * 3 * (2 * weights + 7 * 64 * 16)
 
 
 # --- on a GPU -------------------------------------------------------------------------------------
@@ -407,18 +423,6 @@ def test_it_does_not_synchronize(cuda_device):
         s6_step(**arguments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_indices_of_no_slot_are_padding(cuda_device):
-    arguments = make(BASE.with_(batch=3, slots=3, steps=2), cuda_device)
-    arguments["state_batch_indices"] = torch.tensor([1, 3, 2**40], device=cuda_device)
-    before = copy_of(arguments)
-    out = s6_step(**arguments)
-    assert out[0].any()
-    assert not out[1:].any()
-    for state, old in zip(states_of(arguments), states_of(before), strict=True):
-        assert torch.equal(state[[0, 2]], old[[0, 2]])
-        assert not torch.equal(state[1], old[1])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cases import Axes
+from cases import Axes, assert_refused
 from in_place import check_in_place
 from problem import METHODS, Draws, Error, counterpart, laid_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
@@ -281,34 +281,6 @@ def test_states_are_rounded_as_they_are_stored_alone(dtype, device):
 # --- what is left alone ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, C64])
-def test_padding_is_left_alone(dtype, device):
-    """Neither by a negative index nor by pad_slot_id is a state read or written."""
-    case = Case(states=dtype, bounds=(0, 40, 70, 75, 150), positions=(0, 0, 0, 0))
-    arguments = make(case, device)
-    states = torch.randn(6, case.dim, case.dstate, device=device).to(dtype)
-    states[[0, 2]] = torch.nan
-    before = states.clone()
-    arguments |= {
-        "states": states,
-        "cache_indices": torch.tensor([3, 2, -7, 1], device=device),
-        "has_initial_state": torch.ones(4, dtype=torch.bool, device=device),
-        "pad_slot_id": 2,
-        "checkpoint_slots": torch.tensor(
-            [[2, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0], [4, 2, -5, -1]], device=device
-        ),
-    }
-    arguments["u"][:, 40:75] = torch.nan
-    out = selective_scan_prefill(**arguments)
-    assert not out[:, 40:75].any()
-    assert out[:, :40].isfinite().all()
-    assert out[:, 75:].isfinite().all()
-    untouched = [0, 2, 5]
-    assert torch.equal(states[untouched].nan_to_num(9), before[untouched].nan_to_num(9))
-    for slot in (1, 3, 4):
-        assert not torch.equal(states[slot], before[slot])
-
-
 def test_what_a_sequence_begins_with(device):
     """Its slot's state where has_initial_state says so; without that no sequence has one. Of a
     sequence without steps that is all that there is."""
@@ -333,16 +305,6 @@ def test_what_a_sequence_begins_with(device):
     assert torch.equal(states[2], pool[2])
     assert not states[3].any()
     assert not results["none"][1][2:].any()
-
-
-def test_out_is_written_and_returned(device):
-    arguments = make(Case(u=BF16), device)
-    expected = selective_scan_prefill(**(arguments | {"states": arguments["states"].clone()}))
-    for function in (selective_scan_prefill, selective_scan_prefill_ref):
-        for out in (torch.empty_like(expected), torch.empty(150, 12, dtype=BF16, device=device).mT):
-            states = arguments["states"].clone()
-            assert function(**(arguments | {"states": states, "out": out})) is out
-            torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize(
@@ -374,3 +336,60 @@ def test_same_bits_for_any_number_of_threads(check_threads):
         return {"out": selective_scan_prefill(**arguments), "states": arguments["states"]}
 
     check_threads(results)
+
+
+# --- values that only the host can see ------------------------------------------------------------
+
+# What is said of them, and what they are taken for on CUDA.
+BAD_VALUES = {
+    "first_position": ([0, 0, -1, 0, 0, 0, 0], "be at least 0, got -1", [0] * 7),
+    "checkpoint_slots": (
+        [[0]] * 7,
+        "have checkpoints of at least 2 for the positions of sequence 1, got 1",
+        [[0, *[-1] * 9]] * 7,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_values_that_name_nothing(name, device):
+    """Refused where the host sees them before anything changes; padding or 0 on CUDA."""
+    values, sentence, good = BAD_VALUES[name]
+    states = torch.randn(6, 12, 5, device=device)
+    arguments = make(Case(), device)
+
+    def arguments_with(values):
+        changes = {
+            "cache_indices": [0, 1, 2, 3, 4, -1, 5],
+            "first_position": [0] * 7,
+            "checkpoint_slots": [[-1] * 4] * 7,
+            name: values,
+        }
+        given = {n: torch.tensor(value, device=device) for n, value in changes.items()}
+        return arguments | given | {"states": states.clone()}
+
+    refusing = [selective_scan_prefill_ref, *([selective_scan_prefill] if device == "cpu" else [])]
+    for function in refusing:
+        given = arguments_with(values)
+        assert_refused(function, given, f"{name} must {sentence}")
+        assert torch.equal(given["states"], states)
+    if device == "cuda":
+        given, other = arguments_with(values), arguments_with(good)
+        assert torch.equal(selective_scan_prefill(**given), selective_scan_prefill(**other))
+        assert torch.equal(given["states"], other["states"])
+
+
+@pytest.mark.parametrize("every", [1, 3, 64])
+def test_bad_values_do_no_harm(every, cuda_device):
+    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    bad = torch.tensor([0, -9, 2**40, 149, 75, 30, 2**62, -(2**62)], device=cuda_device)
+    for roll in range(len(bad)):
+        values = bad.roll(roll)
+        arguments = make(Case(every=every), cuda_device) | {
+            "cu_seqlens": values,
+            "cache_indices": values[1:],
+            "first_position": values[:-1],
+            "checkpoint_slots": values[None].expand(7, -1),
+        }
+        selective_scan_prefill(**arguments)
+    torch.cuda.synchronize()

@@ -200,35 +200,6 @@ def test_it_is_one_node():
         loss.backward()
 
 
-def test_several_cotangents_at_once():
-    tensors = [tensor.requires_grad_() for tensor in make(torch.float64)]
-    out = cross_scan_fn(*tensors)
-    douts = torch.randn(3, *out.shape, dtype=out.dtype)
-    mapped = torch.autograd.grad(out, tensors, douts, is_grads_batched=True, retain_graph=True)
-    each = [torch.autograd.grad(out, tensors, dout, retain_graph=True) for dout in douts]
-    for actual, *expected in zip(mapped, *each, strict=True):
-        torch.testing.assert_close(actual, torch.stack(expected))
-
-
-def test_it_is_once_differentiable():
-    tensors = [tensor.requires_grad_() for tensor in make(torch.float64)]
-    (dx,) = torch.autograd.grad(cross_scan_fn(*tensors).sum(), tensors[:1], create_graph=True)
-    (expected,) = torch.autograd.grad(cross_scan_fn(*tensors).sum(), tensors[:1])
-    torch.testing.assert_close(dx.detach(), expected)
-    with pytest.raises(RuntimeError, match="the gradient is once differentiable"):
-        dx.sum().backward()
-
-
-def test_compile(device):
-    tensors = [tensor.to(device).requires_grad_() for tensor in make(torch.float64)]
-    compiled = torch.compile(cross_scan_fn, fullgraph=True, backend="aot_eager", dynamic=True)
-    out = torch.randn(tensors[0].shape, dtype=torch.float64)
-    for actual, expected in zip(
-        results(compiled, tensors, out), results(cross_scan_fn, tensors, out), strict=True
-    ):
-        torch.testing.assert_close(actual, expected)
-
-
 def test_what_was_right_is_refused_where_it_is_not():
     """A call like one that was checked is not checked again."""
     given = dict(zip(NAMES, make(torch.float32), strict=True))
