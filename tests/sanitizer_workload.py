@@ -31,14 +31,13 @@ import test_matrix_scan as matrix
 import test_narrow as narrow
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
+import test_parts_of_scans as parts_of_scans
 import test_prompt as prompt
 import test_s6_step as step
-import test_segment_map as segment_map
 import test_selective_scan_prefill as prefill
 import test_selective_scan_prefill_calls as prefill_calls
 import test_selective_state_update as update
 import test_slices as slices
-import test_state_gradient as state_gradient
 import test_streamed_backward as streamed
 import test_streamed_segments as segments
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
@@ -190,8 +189,7 @@ CHECKS = {
     "packed_diagonal": lambda: check_all(packed_diagonal.test_packed, packed_diagonal.CASES),
     "boundaries": check_boundaries,
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
-    "segment_map": lambda: check_all(segment_map.check, segment_map.CASES),
-    "state_gradient": lambda: check_all(state_gradient.check, state_gradient.CASES),
+    "parts_of_scans": lambda: check_all(parts_of_scans.check, parts_of_scans.CASES),
     "matrix": lambda: check_all(
         lambda case, device: matrix.check(case, device=device), matrix_cases()
     ),

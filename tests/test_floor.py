@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import test_capabilities as capabilities
-import test_segment_map as segment_map
-import test_state_gradient as state_gradient
+import test_parts_of_scans as parts_of_scans
 from problem import (
     COMPLEX_KINDS,
     DTYPES,
@@ -91,13 +90,10 @@ def solve_all(file: str) -> None:
     torch.save({str(case): solve(case) for case in CASES}, file)
 
 
-def check_alone() -> None:
+def check_parts() -> None:
     """What is wanted alone, of the initial state's gradient and of the map of all steps."""
-    for module in (segment_map, state_gradient):
-        for case in module.CASES:
-            module.check(case, "cuda")
-        for method, is_complex in itertools.product(METHODS, (False, True)):
-            module.check(module.BASE.with_(method=method, complex=is_complex), "cuda")
+    for case in parts_of_scans.CASES:
+        parts_of_scans.check(case, "cuda")
 
 
 def check_all_repeatable() -> None:
@@ -119,7 +115,7 @@ def test_matches_the_reference(case, cuda_device, request):
 
 
 def test_what_is_wanted_alone(cuda_device):
-    capabilities.run_on_path("floor", "import test_floor; test_floor.check_alone()")
+    capabilities.run_on_path("floor", "import test_floor; test_floor.check_parts()")
 
 
 def test_runs_agree_bit_by_bit(cuda_device):
