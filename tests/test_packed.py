@@ -11,6 +11,7 @@ from torch.func import vmap
 from cases import compiled_with_graphs
 from graphs import capture
 from opchecks import gradcheck
+from path_cases import optional
 from problem import (
     COMPLEX_KINDS,
     LAYOUTS,
@@ -63,9 +64,8 @@ BAD_BOUNDS = (
 
 
 def cases():
-    for method in METHODS:
-        for is_complex in (False, True):
-            yield BASE.with_(method=method, complex=is_complex, dstate=3, reverse=is_complex)
+    for case in BASE.each(method=METHODS, complex=(False, True), dstate=(3,)):
+        yield case.with_(reverse=case.complex)
     yield BASE.with_(reverse=True, dim=70, groups=1)
     for layout in LAYOUTS:
         yield BASE.with_(layout=layout, dtype=torch.bfloat16, reverse=layout == "channel_last")
@@ -76,10 +76,7 @@ def cases():
             yield BASE.with_(B=B, C=C, dstate=5, groups=1 if "shared" in (B, C) else 2)
     for kind in COMPLEX_KINDS:
         yield BASE.with_(B=kind, C=kind, complex=True, groups=1, dstate=2, reverse=True)
-    for absent in ("D", "z", "delta_bias", "delta_softplus", "initial_state"):
-        yield BASE.with_(**{absent: False})
-    for cotangents in (("out",), ("last_state",)):
-        yield BASE.with_(cotangents=cotangents)
+    yield from (*optional(BASE), BASE.with_(delta_softplus=False))
     yield BASE.with_(cu_seqlens=EDGED)
     yield BASE.with_(cu_seqlens=EDGED, reverse=True, B="constant", layout="channel_last")
     for method in METHODS:
