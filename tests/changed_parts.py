@@ -130,8 +130,17 @@ def make_bias_a_buffer(model: S6) -> None:
     part.register_buffer("bias", bias)
 
 
-def set_dtype(model: S6) -> None:
-    model.layers[1].A_log.data = model.layers[1].A_log.data.bfloat16()
+def set_data(name: str, function: Callable) -> Callable[[S6], None]:
+    def change(model: S6) -> None:
+        parameter = model.get_parameter(name)
+        parameter.data = function(parameter.data)
+
+    return change
+
+
+def turned(weight: torch.Tensor) -> torch.Tensor:
+    """The same memory, dtype and shape."""
+    return weight.as_strided(weight.shape, (1, weight.shape[0]))
 
 
 def set_norm(kind: type[nn.Module], name: str, **options: object) -> Callable[[S6], None]:
@@ -161,20 +170,9 @@ def replace_weight(model: S6) -> None:
     part.weight = nn.Parameter(torch.randn_like(part.weight), requires_grad=False)
 
 
-def replace_memory(model: S6) -> None:
-    weight = model.layers[0].out_proj.weight
-    weight.data = torch.randn_like(weight)
-
-
-def turn_weight(model: S6) -> None:
-    """The same memory, dtype and shape."""
-    weight = model.layers[0].out_proj.weight
-    weight.data = weight.data.as_strided(weight.shape, (1, weight.shape[0]))
-
-
 def set_values(model: S6) -> None:
     for weight in model.parameters():
-        weight.data.mul_(1.1)
+        weight.mul_(1.1)
 
 
 def replace_parameters(model: S6) -> None:
@@ -188,7 +186,7 @@ def replace_parameters(model: S6) -> None:
 
 def replace_layer(model: S6) -> None:
     model.layers[0] = copy.deepcopy(model.layers[0])
-    model.layers[0].A_log.data.add_(1)
+    model.layers[0].A_log.add_(1)
 
 
 LAYERS = ("layers.0", "layers.1")
@@ -203,7 +201,7 @@ CHANGES = {
         lambda model: register_parametrization(model.layers[1].norm, "weight", Doubled()), True, 1
     ),
     "a forward of its own": Change(move, True),
-    "another dtype": Change(set_dtype, True),
+    "another dtype": Change(set_data("layers.1.A_log", torch.Tensor.bfloat16), True),
     "a bias": Change(add_bias, True),
     "a bias that is no parameter": Change(make_bias_a_buffer, True),
     "hook of a layer": Change(hook_of("layers.1"), True, 2),
@@ -230,8 +228,8 @@ CHANGES = {
     "another method": Change(set_option(LAYERS[1:], "discretization_method", "foh"), True),
     "another option of all": Change(set_option(LAYERS, "dt_soft_plus", False), False),
     "another weight": Change(replace_weight, False),
-    "other memory": Change(replace_memory, False),
-    "other strides": Change(turn_weight, False),
+    "other memory": Change(set_data("layers.0.out_proj.weight", torch.randn_like), False),
+    "other strides": Change(set_data("layers.0.out_proj.weight", turned), False),
     "other values": Change(set_values, False),
     "other parameters": Change(replace_parameters, False),
     "another layer": Change(replace_layer, False),
