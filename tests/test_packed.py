@@ -34,6 +34,7 @@ from selective_scan import (
 )
 from test_mamba_inner import BASE as LAYER
 from test_mamba_inner import run, tensors_of
+from test_s6 import KINDS
 
 F64 = torch.float64
 
@@ -293,10 +294,9 @@ def test_vmap(device):
 # --- layers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("d_conv", [4, 1])
-def test_a_packed_batch_trains_as_separate_sequences_do(d_conv, bidirectional, device):
-    model = S6(8, d_state=4, d_conv=d_conv, depth=2, bidirectional=bidirectional, dtype=F64)
+@pytest.mark.parametrize("options", [*KINDS, *({**it, "d_conv": 1} for it in KINDS[:2])], ids=str)
+def test_a_packed_batch_trains_as_separate_sequences_do(options, device):
+    model = S6(8, d_state=4, **options, depth=2, dtype=F64)
     model.to(device)
     parameters = [*model.parameters()]
     bounds = (0, 3, 40, 40, 41, 80)
