@@ -1,6 +1,7 @@
 """What the tests of every operator share: how a call is named, refused and compiled."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -17,6 +18,11 @@ class Axes:
 
     def with_(self, **changes):
         return dataclasses.replace(self, **changes)
+
+    def each(self, **values):
+        """A case for each combination of the values of axes."""
+        for combination in itertools.product(*values.values()):
+            yield self.with_(**dict(zip(values, combination, strict=True)))
 
     def __str__(self) -> str:
         """The axes that differ from the base case: what pytest prints as the test's id."""

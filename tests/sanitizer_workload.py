@@ -28,18 +28,15 @@ import test_float16_gradients as float16
 import test_layouts as layouts
 import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
-import test_narrow as narrow
 import test_packed as packed
 import test_packed_diagonal_scan as packed_diagonal
+import test_parts_of_scans as parts_of_scans
+import test_paths as paths
 import test_prompt as prompt
 import test_s6_step as step
-import test_segment_map as segment_map
 import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
-import test_slices as slices
-import test_state_gradient as state_gradient
 import test_streamed_backward as streamed
-import test_streamed_segments as segments
 from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
 
 
@@ -89,16 +86,16 @@ def special_cases():
         yield prompt.BASE.with_(dtype=dtype, dim=24, groups=2, layout="channel_last", seqlen=161)
         yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
         yield from (dstate1.FEW.with_(dtype=dtype, seqlen=n) for n in (1032, 1304))
-        for base in segments.KINDS.values():
+        for base in paths.SEGMENTS.values():
             yield base.with_(dtype=dtype)
     # Dense rows of one state, in both directions of time.
     yield from (
         dstate1.MANY.with_(dtype=torch.bfloat16, seqlen=196, reverse=r) for r in (False, True)
     )
     yield from (streamed.REAL.with_(dim=12, batch=1, seqlen=1100, reverse=r) for r in (False, True))
-    yield segments.REAL.with_(reverse=True, method="bilinear", decay=20.0)
+    yield paths.LONG.with_(reverse=True, method="bilinear", decay=20.0)
     yield from (*float16.STREAMED.values(), float16.PACKED)
-    yield from (*slices.SLICES[3:6], *slices.SLICES[7:9], *slices.COPIES[:3])
+    yield from (*paths.SLICES[3:6], *paths.SLICES[7:9], *paths.COPIES[:3])
 
 
 def diagonal_cases():
@@ -189,8 +186,7 @@ CHECKS = {
     "packed_diagonal": lambda: check_all(packed_diagonal.test_packed, packed_diagonal.CASES),
     "boundaries": check_boundaries,
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
-    "segment_map": lambda: check_all(segment_map.check, segment_map.CASES),
-    "state_gradient": lambda: check_all(state_gradient.check, state_gradient.CASES),
+    "parts_of_scans": lambda: check_all(parts_of_scans.check, parts_of_scans.CASES),
     "matrix": lambda: check_all(
         lambda case, device: matrix.check(case, device=device), matrix_cases()
     ),
@@ -202,7 +198,7 @@ CHECKS = {
     ),
     "prefill": lambda: check_all(prefill.check, prefill.case_list()),
     "state_update": lambda: check_all(update.check, update.case_list()),
-    "narrow": lambda: check_all(narrow.check, narrow.FEW),
+    "narrow": lambda: check_all(paths.check, paths.FEW_NARROW),
     "step": lambda: check_all(step.check, step.CASES),
     "norm": lambda: check_all(norm.check, norm.CASES),
 }

@@ -11,8 +11,11 @@ from layers import error
 from problem import generator
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache
 from selective_scan._discretization import METHODS
+from test_s6 import KINDS
 
 BATCH, SEQLEN, DIM = 3, 29, 8
+# Layers that keep more than others, in a precision that shows a part of a turn.
+ROTARY, TRAPEZOID, BOTH = ({"d_state": 6, "dtype": torch.float64} | kind for kind in KINDS[2:5])
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
@@ -40,7 +43,7 @@ def by_parts(model: torch.nn.Module, x: torch.Tensor, lengths, cache) -> torch.T
 
 
 def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
-    return [tensor for layer in cache.layers for tensor in (layer.conv_state, layer.state)]
+    return cache._tensors()
 
 
 # --- splits ---------------------------------------------------------------------------------------
@@ -55,6 +58,12 @@ def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
         {"conv_bias": False, "bias": True, "expand": 1.5},
         {"dt_proj_bias": False, "dt_min": 1e-3, "dt_max": 0.1},
         {"dt_soft_plus": False},
+        *(ROTARY, TRAPEZOID, BOTH, {**BOTH, "d_conv": 9}),
+        *(
+            {**kind, "dtype": dtype}
+            for kind in (ROTARY, TRAPEZOID, BOTH)
+            for dtype in (torch.bfloat16, torch.float16)
+        ),
     ],
     ids=str,
 )
@@ -152,9 +161,10 @@ def test_an_empty_batch(seqlen, device):
 # --- rows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{}, BOTH], ids=str)
 @pytest.mark.parametrize("rows", [None, [1], [], torch.tensor([True, False, True])], ids=str)
-def test_reset(rows, device):
-    model = model_of(device)
+def test_reset(rows, options, device):
+    model = model_of(device, **options)
     x, cache = sequence(model), model.allocate_cache(BATCH)
     places = [tensor.data_ptr() for tensor in tensors_of(cache)]
     continued, fresh = (model(part) for part in (torch.cat([x, x], 1), x))
@@ -168,9 +178,10 @@ def test_reset(rows, device):
     assert places == [tensor.data_ptr() for tensor in tensors_of(cache)]
 
 
+@pytest.mark.parametrize("options", [{}, BOTH], ids=str)
 @pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([1, 2, 0], dtype=torch.int32)], ids=str)
-def test_reorder(rows, device):
-    model = model_of(device)
+def test_reorder(rows, options, device):
+    model = model_of(device, **options)
     x, cache = sequence(model), model.allocate_cache(BATCH)
     places = [tensor.data_ptr() for tensor in tensors_of(cache)]
     model(x[:, :-3], cache=cache)
@@ -225,16 +236,18 @@ def test_a_cache_outlives_inference_mode(device):
 
 
 @pytest.mark.parametrize(
-    ("backend", "lengths", "d_conv"),
+    ("backend", "lengths", "options"),
     [
-        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 4),
-        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], 9),
-        ("inductor", [3, 1, 1], 4),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {}),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {"d_conv": 9}),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], BOTH),
+        ("inductor", [3, 1, 1], {}),
     ],
+    ids=str,
 )
-def test_compiled(backend, lengths, d_conv, device):
+def test_compiled(backend, lengths, options, device):
     torch._dynamo.reset()
-    model = model_of(device, d_conv=d_conv, depth=1)
+    model = model_of(device, **{"depth": 1} | options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     x = sequence(model, sum(lengths))
     expected, cache = model(x), model.allocate_cache(BATCH)
@@ -337,8 +350,9 @@ def test_a_cache_of_another_kind_is_refused(seqlen):
     assert not any(tensor.any() for tensor in tensors_of(cache))
 
 
-def test_a_traced_graph_takes_no_cache():
-    model = model_of()
+@pytest.mark.parametrize("options", [{}, ROTARY, TRAPEZOID, BOTH], ids=str)
+def test_a_traced_graph_takes_no_cache(options):
+    model = model_of(**options)
     x, cache = sequence(model), model.allocate_cache(BATCH)
     traced = torch.fx.symbolic_trace(model)
     torch.testing.assert_close(traced(x), model(x))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
 
+from changed_parts import Adapter, NoBias, OwnBias, Unbiased, hooked, scaled
 from layers import by_steps, error
 from selective_scan import S6, MambaMixer, selective_scan_ref
 from selective_scan.compat.mamba_simple import Mamba
@@ -84,50 +85,6 @@ def check(layer: MambaMixer, x: torch.Tensor, expected: torch.Tensor | None = No
 # --- in the place of dt_proj ----------------------------------------------------------------------
 
 
-class OwnBias(nn.Module):
-    """Adds its own `.bias`, as linear layers of quantization packages do, and is no nn.Linear."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self.packed, self.bias = plain.weight, plain.bias
-
-    def forward(self, dt: torch.Tensor) -> torch.Tensor:
-        return dt @ self.packed.T + self.bias
-
-
-class NoBias(nn.Module):
-    """Has neither `.weight` nor `.bias`, and adds one all the same."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = plain
-
-    def forward(self, dt: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(dt)
-
-
-class Unbiased(nn.Module):
-    """Has a `.bias` that it does not add."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, dt: torch.Tensor) -> torch.Tensor:
-        return F.linear(dt, self.weight)
-
-
-class Scaled(nn.Linear):
-    """Scales the product and the bias."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__(plain.in_features, plain.out_features)
-        self.weight, self.bias = plain.weight, plain.bias
-
-    def forward(self, dt: torch.Tensor) -> torch.Tensor:
-        return 2 * super().forward(dt)
-
-
 def as_linear(plain: nn.Linear) -> nn.Linear:
     where = {"device": plain.weight.device, "dtype": plain.weight.dtype}
     linear = nn.Linear(plain.in_features, plain.out_features, **where)
@@ -135,13 +92,8 @@ def as_linear(plain: nn.Linear) -> nn.Linear:
     return linear
 
 
-def hooked(plain: nn.Linear) -> nn.Linear:
-    plain.register_forward_hook(lambda module, inputs, out: 2 * out)
-    return plain
-
-
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@pytest.mark.parametrize("replace", [OwnBias, NoBias, Unbiased, Scaled, as_linear, hooked])
+@pytest.mark.parametrize("replace", [OwnBias, NoBias, Unbiased, scaled, as_linear, hooked])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_stands_in_the_place_of_dt_proj_is_all_that_adds_a_bias(kind, replace, dtype, device):
     layer, x = make(kind, device, dtype), sequence(device, dtype)
@@ -192,20 +144,6 @@ def test_weights_for_mamba_are_of_plain_layers_alone():
 
 
 # --- adapters -------------------------------------------------------------------------------------
-
-
-class Adapter(nn.Module):
-    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
-
-    def __init__(self, base_layer: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.down = nn.Linear(base_layer.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base_layer.out_features, bias=False)
-        self.bias = base_layer.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + self.up(self.down(x))
 
 
 def test_adapters_attach_to_every_linear_layer():

@@ -16,7 +16,7 @@ import test_adaptive_unitary as unitary
 import test_denormals as denormals
 import test_diagonal_scan as diagonal
 import test_matrix_scan as matrix
-import test_own_projections as own_projections
+import test_paths as paths
 import test_s6_step as step
 import test_selective_state_update as update
 from gpu_kernels import has_step, skip_without_path
@@ -109,7 +109,7 @@ def main() -> None:
         sys.exit(cpu.reason)
     print(cpu.build["capability"])
     check_scans("cpu", CHANGES)
-    for case in own_projections.LARGE:
+    for case in paths.LARGE:
         check(case, "cpu")
     for changes in DIAGONAL:
         diagonal.check(diagonal.Case(**changes), "cpu")

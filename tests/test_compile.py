@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from opchecks import Ops, in_order, opcheck_forward
 from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
+from test_s6 import KINDS
 
 SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
 SMALL = Case(dim=4, seqlen=70, dstate=3, delta_softplus=False)
@@ -259,9 +260,9 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(gradients([actual], inputs), gradients([expected], inputs))
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_compiled_s6_in_two_graphs(bidirectional, device):
-    model = S6(8, d_state=4, bidirectional=bidirectional, device=device)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_compiled_s6_in_two_graphs(options, device):
+    model = S6(8, d_state=4, **options, device=device)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for seqlen in SEQLENS:
@@ -316,10 +317,13 @@ def test_jit_trace_of_s6_with_gradients(device):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_with_a_dynamic_length(strict, bidirectional, device):
-    model = S6(8, d_state=4, bidirectional=bidirectional, device=device)
+@pytest.mark.parametrize(
+    ("strict", "options"),
+    [*((False, options) for options in KINDS), *((True, options) for options in KINDS[:2])],
+    ids=str,
+)
+def test_export_with_a_dynamic_length(strict, options, device):
+    model = S6(8, d_state=4, **options, device=device)
     x = torch.randn(2, 40, 8, device=device)
     length = torch.export.Dim("length", min=2, max=4096)
     program = torch.export.export(model, (x,), dynamic_shapes=({1: length},), strict=strict)

@@ -6,15 +6,11 @@ import pytest
 import torch
 
 import test_dstate1 as dstate1
-import test_narrow as narrow
-import test_own_projections as own_projections
+import test_paths as paths
 import test_prompt as prompt
-import test_slices as slices
 import test_streamed_backward as streamed_backward
-import test_streamed_segments as streamed_segments
+from path_cases import FLOATS
 from problem import Case, assert_same_bits, check_repeatable, run
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 # Many channels to a group, so that there is something to add up in an arbitrary order.
 CASES = [
@@ -48,12 +44,9 @@ CASES += [
 # Shapes that different CUDA kernels take.
 OF_PATHS = [
     *(prompt.BASE, prompt.WIDE, prompt.LONG),
-    *(
-        base.with_(dim=512, groups=1, seqlen=264, dtype=dtype)
-        for base, dtype in itertools.product((dstate1.BASE, dstate1.COMPLEX), FLOATS)
-    ),
-    *(dstate1.FEW.with_(seqlen=1032, dtype=dtype) for dtype in FLOATS),
-    *(own_projections.BASE.with_(dim=40, groups=40, seqlen=520, dtype=dtype) for dtype in FLOATS),
+    *dstate1.BASE.with_(dim=512, groups=1, seqlen=264).each(complex=(False, True), dtype=FLOATS),
+    *dstate1.FEW.with_(seqlen=1032).each(dtype=FLOATS),
+    *paths.OWN.with_(dim=40, groups=40, seqlen=520).each(dtype=FLOATS),
     *(
         Case(dim=40, seqlen=128, dtype=torch.bfloat16, B=B, C=C)
         for B, C in (("constant", "grouped"), ("grouped", "constant"))
@@ -61,18 +54,13 @@ OF_PATHS = [
 ]
 # These in sizes that would take a CPU long.
 ON_CUDA = [
-    *streamed_segments.KINDS.values(),
-    *(
-        kind.with_(seqlen=500, dtype=dtype, layout=layout)
-        for kind, dtype, layout in itertools.product(
-            streamed_backward.KINDS.values(), FLOATS[::2], ("contiguous", "channel_last")
-        )
+    *paths.SEGMENTS.values(),
+    *itertools.chain.from_iterable(
+        kind.with_(seqlen=500).each(dtype=FLOATS[::2], layout=("contiguous", "channel_last"))
+        for kind in streamed_backward.KINDS.values()
     ),
-    *(
-        narrow.BASE.with_(dtype=torch.float16, seqlen=seqlen, dstate=dstate)
-        for seqlen, dstate in itertools.product((72, 49), (1, 2, 8))
-    ),
-    *(slices.SLICES[1], slices.SLICES[8], *slices.COPIES[:2]),
+    *paths.NARROW.with_(dtype=torch.float16).each(seqlen=(72, 49), dstate=(1, 2, 8)),
+    *(paths.SLICES[1], paths.SLICES[8], *paths.COPIES[:2]),
 ]
 
 

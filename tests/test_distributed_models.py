@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from changed_parts import OwnBias, hooked
 from ranks import assert_match, raised_by, usable
 from selective_scan import S6, distributed
 
@@ -29,28 +30,13 @@ def make_model(options: dict) -> S6:
     return model
 
 
-class OwnBias(torch.nn.Module):
-    """Adds a bias of its own, and is no nn.Linear."""
-
-    def __init__(self, base_layer: torch.nn.Linear) -> None:
-        super().__init__()
-        self.base_layer, self.bias = base_layer, base_layer.bias
-
-    def forward(self, dt: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(dt)
-
-
 def replace(layer: torch.nn.Module) -> None:
     layer.dt_proj = OwnBias(layer.dt_proj)
 
 
 def hook(layer: torch.nn.Module) -> None:
     for part in (layer.conv1d, layer.x_proj, layer.dt_proj, layer.out_proj):
-        part.register_forward_hook(double)
-
-
-def double(module: torch.nn.Module, inputs: tuple, out: torch.Tensor) -> torch.Tensor:
-    return 2 * out
+        hooked(part)
 
 
 CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook}

@@ -3,47 +3,40 @@
 import pytest
 import torch
 
+from path_cases import FLOATS, one_axis, optional
 from problem import LAYOUTS, METHODS, Case, check
 from selective_scan import selective_scan_fn, selective_scan_ref
 
+F32, F16, BF16 = FLOATS
 # Several tiles of channels to a group, the last one not full; whole vectors of 8 steps.
 BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 COMPLEX = BASE.with_(complex=True)
 
 
 def cases(base):
-    yield from (base.with_(method=method) for method in METHODS)
-    for dtype in FLOATS:
-        yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 64, 70, 200))
-        # Whole vectors of 4 steps, those of VMamba's maps among them.
-        yield from (base.with_(dtype=dtype, seqlen=seqlen) for seqlen in (4, 28, 36, 196))
-        yield base.with_(dtype=dtype, seqlen=44, reverse=True)
-        yield from (base.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
-        yield base.with_(dtype=dtype, reverse=True)
-        yield base.with_(dtype=dtype, reverse=True, seqlen=45)
-        # Vectors of both lengths, and none, by every method.
-        for method in METHODS:
-            yield from (base.with_(dtype=dtype, seqlen=n, method=method) for n in (36, 45, 72))
-    for dtype in (torch.float32, torch.bfloat16):
-        yield base.with_(dtype=dtype, reverse=True, layout="channel_last")
-    for B, C in (("constant", "grouped"), ("grouped", "constant"), ("constant", "constant")):
-        yield from (base.with_(B=B, C=C, reverse=reverse) for reverse in (False, True))
+    yield from one_axis(base)
+    yield from base.each(dtype=FLOATS, seqlen=(8, 31, 64, 70, 200))
+    # Whole vectors of 4 steps, those of VMamba's maps among them.
+    yield from base.each(dtype=FLOATS, seqlen=(4, 28, 36, 196))
+    yield from base.each(dtype=FLOATS, layout=LAYOUTS)
+    # Vectors of both lengths, and none, in both directions and by every method.
+    yield from base.each(dtype=FLOATS, seqlen=(44, 45, 72), reverse=(True,))
+    yield from base.each(dtype=FLOATS, seqlen=(36, 45, 72), method=METHODS)
+    yield from base.each(dtype=(F32, BF16), reverse=(True,), layout=("channel_last",))
+    kinds = ("grouped", "constant")
+    yield from base.each(B=kinds, C=kinds, reverse=(False, True))
     yield base.with_(B="constant", C="constant", groups=1, method="foh")
-    yield base.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
-    yield base.with_(projection_dtype=torch.float16)
-    yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
-    yield base.with_(delta_softplus=False, method="bilinear")
-    yield from (base.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (base.with_(dim=dim, groups=1) for dim in (1, 7, 8, 33, 65, 130, 1100))
-    yield from (base.with_(method=name, decay=30.0, dtype=torch.bfloat16) for name in METHODS)
+    yield base.with_(dtype=BF16, projection_dtype=F32)
+    yield base.with_(projection_dtype=F16)
+    yield from base.each(dim=(1, 7, 8, 33, 65, 130, 1100), groups=(1,))
+    yield from base.each(method=METHODS, decay=(30.0,), dtype=(BF16,))
 
 
 def packed_cases():
     """Complex numbers of two real ones side by side, which may have 2 bytes each."""
     packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")
-    yield from (packed.with_(dtype=dtype, method="foh") for dtype in FLOATS)
-    yield from (packed.with_(projection_dtype=dtype) for dtype in FLOATS[1:])
+    yield from packed.each(dtype=FLOATS, method=("foh",))
+    yield from packed.each(projection_dtype=(F16, BF16))
     yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
 
 
@@ -52,24 +45,21 @@ MANY = BASE.with_(batch=32)
 
 
 def many_channels():
-    for dtype in FLOATS:
-        yield from (MANY.with_(dtype=dtype, seqlen=seqlen) for seqlen in (8, 31, 36, 45, 70, 72))
-        yield from (MANY.with_(dtype=dtype, seqlen=196, reverse=r) for r in (False, True))
-        yield from (MANY.with_(dtype=dtype, layout=layout) for layout in LAYOUTS)
-        yield MANY.with_(dtype=dtype, reverse=True)
-    yield MANY.with_(dtype=torch.bfloat16, projection_dtype=torch.float32)
-    yield from (MANY.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
-    yield from (MANY.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (MANY.with_(dim=dim, groups=1) for dim in (130, 165))
+    yield from MANY.each(dtype=FLOATS, seqlen=(8, 31, 36, 45, 70, 72))
+    yield from MANY.each(dtype=FLOATS, seqlen=(196,), reverse=(False, True))
+    yield from MANY.each(dtype=FLOATS, layout=LAYOUTS)
+    yield from MANY.each(dtype=FLOATS, reverse=(True,))
+    yield MANY.with_(dtype=BF16, projection_dtype=F32)
+    yield from optional(MANY)
+    yield from MANY.each(dim=(130, 165), groups=(1,))
 
 
 def long_sequences():
     """Several windows of one channel each."""
-    for dtype in FLOATS:
-        yield from (BASE.with_(dtype=dtype, seqlen=seqlen) for seqlen in (256, 264, 520, 523))
-        yield from (BASE.with_(dtype=dtype, seqlen=n, reverse=True) for n in (524, 776))
-        yield BASE.with_(dtype=dtype, seqlen=1044)  # of vectors of 4 steps
-        yield BASE.with_(dtype=dtype, seqlen=520, layout="channel_last")
+    yield from BASE.each(dtype=FLOATS, seqlen=(256, 264, 520, 523))
+    yield from BASE.each(dtype=FLOATS, seqlen=(524, 776), reverse=(True,))
+    yield from BASE.each(dtype=FLOATS, seqlen=(1044,))  # of vectors of 4 steps
+    yield from BASE.each(dtype=FLOATS, seqlen=(520,), layout=("channel_last",))
 
 
 # Channels so few that CUDA has four warps share each, where they have steps for it. A tile of them
@@ -79,19 +69,15 @@ FEW = BASE.with_(dim=26)
 
 def few_channels():
     """Rounds of windows, of which the last one is not full."""
-    for dtype in FLOATS:
-        yield from (FEW.with_(dtype=dtype, seqlen=seqlen) for seqlen in (520, 1024, 1032, 2312))
-        yield FEW.with_(dtype=dtype, seqlen=1304, reverse=True)
-    few = FEW.with_(dtype=torch.float16, seqlen=1288)
-    yield from (few.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
-    yield from (few.with_(cotangents=(name,)) for name in ("out", "last_state"))
-    yield from (few.with_(method=method) for method in METHODS)
+    yield from FEW.each(dtype=FLOATS, seqlen=(520, 1024, 1032, 2312))
+    yield from FEW.each(dtype=FLOATS, seqlen=(1304,), reverse=(True,))
+    yield from one_axis(FEW.with_(dtype=F16, seqlen=1288))
 
 
 def large_tiles():
     """Three and four channels of four warps to a block backward, on a GPU that has these do more
     at a time than two."""
-    large = FEW.with_(batch=1, dtype=torch.float16)
+    large = FEW.with_(batch=1, dtype=F16)
     yield large.with_(dim=384, groups=4, seqlen=2312)
     yield large.with_(dim=400, groups=1, seqlen=2400, z=False, reverse=True)
 
@@ -99,12 +85,12 @@ def large_tiles():
 CASES = [*cases(BASE), *cases(COMPLEX), *packed_cases(), *long_sequences(), *few_channels()]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", list(dict.fromkeys(CASES)), ids=str)
 def test_outputs_and_gradients(case, device):
     check(case, device)
 
 
-@pytest.mark.parametrize("case", [*many_channels(), *large_tiles()], ids=str)
+@pytest.mark.parametrize("case", list(dict.fromkeys([*many_channels(), *large_tiles()])), ids=str)
 def test_many_channels(case, cuda_device):
     check(case, cuda_device)
 

@@ -3,14 +3,12 @@
 A path is named to a process once, by its environment, so that a process of its own solves all
 cases."""
 
-import itertools
-
 import pytest
 import torch
 
 import test_capabilities as capabilities
-import test_segment_map as segment_map
-import test_state_gradient as state_gradient
+import test_parts_of_scans as parts_of_scans
+from path_cases import optional
 from problem import (
     COMPLEX_KINDS,
     DTYPES,
@@ -32,21 +30,17 @@ MANY = PACKED.with_(cu_seqlens=tuple(range(0, 401, 2)), seqlen=401, dim=30, grou
 
 def every_kind(base: Case):
     """Methods, dtypes, layouts, kinds of B and C, numbers of states, optional inputs."""
-    for method, dtype in itertools.product(METHODS, DTYPES):
-        yield base.with_(method=method, dtype=dtype)
+    yield from base.each(method=METHODS, dtype=DTYPES)
     kinds = COMPLEX_KINDS if base.complex else REAL_KINDS
-    for B, C in itertools.product(kinds, kinds):
-        yield base.with_(B=B, C=C, groups=1, reverse=True)
-    for layout, reverse in itertools.product(LAYOUTS, (False, True)):
-        yield base.with_(layout=layout, reverse=reverse)
-    yield from (base.with_(dstate=dstate, method="foh") for dstate in STATES)
+    yield from base.each(B=kinds, C=kinds, groups=(1,), reverse=(True,))
+    yield from base.each(layout=LAYOUTS, reverse=(False, True))
+    yield from base.each(dstate=STATES, method=("foh",))
     yield base.with_(
         dtype=torch.bfloat16, delta_dtype=torch.float32, projection_dtype=torch.float16
     )
     yield base.with_(delta_dtype=torch.float64, z_dtype=torch.bfloat16, channel_dtype=torch.float16)
-    yield from (base.with_(**{name: False}) for name in ("D", "z", "delta_bias", "initial_state"))
+    yield from optional(base)
     yield base.with_(delta_softplus=False, z=False, method="bilinear")
-    yield from (base.with_(cotangents=(name,)) for name in ("out", "last_state"))
     yield base.with_(B="constant", C="constant", groups=1, layout="channel_last")
 
 
@@ -54,22 +48,22 @@ def cases():
     for base in (BASE, BASE.with_(complex=True), PACKED, PACKED.with_(complex=True)):
         yield from every_kind(base)
     # Lengths about a chunk's, tiles that a group does not fill, many rows.
-    yield from (BASE.with_(seqlen=seqlen) for seqlen in (0, 1, 2, 31, 32, 33, 64, 1000))
-    yield from (BASE.with_(dim=dim, groups=1) for dim in (1, 17, 130, 1100))
+    yield from BASE.each(seqlen=(0, 1, 2, 31, 32, 33, 64, 1000))
+    yield from BASE.each(dim=(1, 17, 130, 1100), groups=(1,))
     yield BASE.with_(batch=70, dim=40, seqlen=33)
     yield BASE.with_(dim=30, groups=30)
-    for few, method in itertools.product((BASE, BASE.with_(complex=True), PACKED), METHODS):
-        yield few.with_(method=method, input_delta=torch.float32)
-        yield few.with_(method=method, input_delta=torch.bfloat16, dtype=torch.bfloat16, dstate=70)
-        yield few.with_(method=method, input_delta=torch.float64, reverse=True, dim=34)
+    for few in (BASE, BASE.with_(complex=True), PACKED):
+        for case in few.each(method=METHODS):
+            yield case.with_(input_delta=torch.float32)
+            yield case.with_(input_delta=torch.bfloat16, dtype=torch.bfloat16, dstate=70)
+            yield case.with_(input_delta=torch.float64, reverse=True, dim=34)
     # Tiles that share a partial sum of dB and dC.
     yield BASE.with_(batch=3, dim=3000, groups=1, dstate=64, seqlen=20)
     yield BASE.with_(batch=1, dim=3000, groups=1, dstate=80, seqlen=33, cu_seqlens=(0, 33))
     # Segments of time.
-    for is_complex, dtype in itertools.product((False, True), (torch.float32, torch.float64)):
-        few = BASE.with_(complex=is_complex, dtype=dtype, dstate=9)
+    for few in BASE.each(complex=(False, True), dtype=(torch.float32, torch.float64), dstate=(9,)):
         yield few.with_(seqlen=2049)
-        yield few.with_(seqlen=2049, input_delta=dtype, method="foh", layout="channel_last")
+        yield few.with_(seqlen=2049, input_delta=few.dtype, method="foh", layout="channel_last")
         yield few.with_(seqlen=3001, reverse=True, layout="channel_last", B="constant", groups=1)
     yield PACKED.with_(cu_seqlens=(0, 700, 701, 2500), seqlen=2510, dstate=70, dim=2)
     yield from (MANY, MANY.with_(reverse=True, complex=True))
@@ -91,13 +85,10 @@ def solve_all(file: str) -> None:
     torch.save({str(case): solve(case) for case in CASES}, file)
 
 
-def check_alone() -> None:
+def check_parts() -> None:
     """What is wanted alone, of the initial state's gradient and of the map of all steps."""
-    for module in (segment_map, state_gradient):
-        for case in module.CASES:
-            module.check(case, "cuda")
-        for method, is_complex in itertools.product(METHODS, (False, True)):
-            module.check(module.BASE.with_(method=method, complex=is_complex), "cuda")
+    for case in parts_of_scans.CASES:
+        parts_of_scans.check(case, "cuda")
 
 
 def check_all_repeatable() -> None:
@@ -119,7 +110,7 @@ def test_matches_the_reference(case, cuda_device, request):
 
 
 def test_what_is_wanted_alone(cuda_device):
-    capabilities.run_on_path("floor", "import test_floor; test_floor.check_alone()")
+    capabilities.run_on_path("floor", "import test_floor; test_floor.check_parts()")
 
 
 def test_runs_agree_bit_by_bit(cuda_device):

@@ -5,8 +5,8 @@ import torch
 
 import test_dstate1 as dstate1
 import test_packed as packed
+import test_paths as paths
 import test_prompt as prompt
-import test_slices as slices
 import test_streamed_backward as streamed
 from problem import Case, inputs_on, lay_out, make, op_arguments
 
@@ -19,7 +19,7 @@ BASES = [
     dstate1.BASE,
     prompt.BASE,
     prompt.LONG,
-    slices.SLICES[0],
+    paths.SLICES[0],
     Case(dtype=torch.float64, dstate=33),
     packed.BASE,
     packed.LONG,
@@ -32,7 +32,7 @@ CASES = [
         for base in BASES
         if not base.is_double
     ),
-    *slices.COPIES,
+    *paths.COPIES,
 ]
 
 

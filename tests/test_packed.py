@@ -11,6 +11,7 @@ from torch.func import vmap
 from cases import compiled_with_graphs
 from graphs import capture
 from opchecks import gradcheck
+from path_cases import optional
 from problem import (
     COMPLEX_KINDS,
     LAYOUTS,
@@ -34,6 +35,7 @@ from selective_scan import (
 )
 from test_mamba_inner import BASE as LAYER
 from test_mamba_inner import run, tensors_of
+from test_s6 import KINDS
 
 F64 = torch.float64
 
@@ -64,9 +66,8 @@ BAD_BOUNDS = (
 
 
 def cases():
-    for method in METHODS:
-        for is_complex in (False, True):
-            yield BASE.with_(method=method, complex=is_complex, dstate=3, reverse=is_complex)
+    for case in BASE.each(method=METHODS, complex=(False, True), dstate=(3,)):
+        yield case.with_(reverse=case.complex)
     yield BASE.with_(reverse=True, dim=70, groups=1)
     for layout in LAYOUTS:
         yield BASE.with_(layout=layout, dtype=torch.bfloat16, reverse=layout == "channel_last")
@@ -77,10 +78,7 @@ def cases():
             yield BASE.with_(B=B, C=C, dstate=5, groups=1 if "shared" in (B, C) else 2)
     for kind in COMPLEX_KINDS:
         yield BASE.with_(B=kind, C=kind, complex=True, groups=1, dstate=2, reverse=True)
-    for absent in ("D", "z", "delta_bias", "delta_softplus", "initial_state"):
-        yield BASE.with_(**{absent: False})
-    for cotangents in (("out",), ("last_state",)):
-        yield BASE.with_(cotangents=cotangents)
+    yield from (*optional(BASE), BASE.with_(delta_softplus=False))
     yield BASE.with_(cu_seqlens=EDGED)
     yield BASE.with_(cu_seqlens=EDGED, reverse=True, B="constant", layout="channel_last")
     for method in METHODS:
@@ -295,10 +293,9 @@ def test_vmap(device):
 # --- layers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("d_conv", [4, 1])
-def test_a_packed_batch_trains_as_separate_sequences_do(d_conv, bidirectional, device):
-    model = S6(8, d_state=4, d_conv=d_conv, depth=2, bidirectional=bidirectional, dtype=F64)
+@pytest.mark.parametrize("options", [*KINDS, *({**it, "d_conv": 1} for it in KINDS[:2])], ids=str)
+def test_a_packed_batch_trains_as_separate_sequences_do(options, device):
+    model = S6(8, d_state=4, **options, depth=2, dtype=F64)
     model.to(device)
     parameters = [*model.parameters()]
     bounds = (0, 3, 40, 40, 41, 80)

@@ -2,13 +2,12 @@
 modules, and either way gives what a model in fp64 gives through its modules."""
 
 import copy
-import functools
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
+from changed_parts import CHANGES, hooked
 from gpu_kernels import has_step
 from layers import error
 from opchecks import Ops
@@ -30,10 +29,12 @@ BOUNDS = {F64: 1e-12, F32: 1e-5, BF16: 3e-2, HALF: 4e-3}
 
 
 def model_of(device: str = "cpu", **options: object) -> S6:
-    """A model whose states and layers count in its output."""
+    """A model whose states, layers and norms count in its output."""
     model = S6(DIM, **{"depth": 2, "d_state": 5, "dt_min": 0.1, "dt_max": 1.0} | options)
     for layer in model.layers:
         nn.init.normal_(layer.out_proj.weight, std=0.5)
+    for norm in (model.norm_f, *(layer.norm for layer in model.layers)):
+        nn.init.uniform_(norm.weight, 0.8, 1.2)
     return model.to(device).requires_grad_(False)
 
 
@@ -300,94 +301,12 @@ def test_compiled_code_on_a_gpu_calls_the_operator(cuda_device):
 # --- the modules ----------------------------------------------------------------------------------
 
 
-class Adapter(nn.Module):
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + 0.1 * x[..., :1]
-
-
-class Scaled(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * nn.Linear.forward(self, x)
-
-
-class Doubled(nn.Module):
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return 2 * weight
-
-
-def adapted(model: S6) -> None:
-    model.layers[1].in_proj = Adapter(model.layers[1].in_proj)
-
-
-def of_another_type(model: S6) -> None:
-    model.layers[1].x_proj.__class__ = Scaled
-
-
-def hooked(part: str):
-    def change(model: S6) -> None:
-        model.get_submodule(part).register_forward_hook(lambda _module, _inputs, out: 1.5 * out)
-
-    change.__name__ = f"hooked {part}"
-    return change
-
-
-def parametrized(model: S6) -> None:
-    parametrize.register_parametrization(model.layers[0].out_proj, "weight", Doubled())
-    model.requires_grad_(False)
-
-
-def moved(model: S6) -> None:
-    """As accelerate does it."""
-    part = model.layers[1].out_proj
-    part.forward = functools.partial(Scaled.forward, part)
-
-
-def of_another_dtype(model: S6) -> None:
-    model.layers[1].A_log.data = model.layers[1].A_log.data.to(BF16)
-
-
-def biased(model: S6) -> None:
-    part = model.layers[1].out_proj
-    part.bias = nn.Parameter(torch.randn(DIM), requires_grad=False)
-
-
-def bias_that_is_no_parameter(model: S6) -> None:
-    part = model.layers[1].dt_proj
-    bias = part.bias.data + 1
-    del part.bias
-    part.register_buffer("bias", bias)
-
-
-def another_eps(model: S6) -> None:
-    model.layers[1].norm.eps = 0.1
-
-
-def no_weight(model: S6) -> None:
-    model.norm_f = nn.RMSNorm(DIM, eps=model.norm_f.eps, elementwise_affine=False)
-
-
-def another_method(model: S6) -> None:
-    model.layers[1].discretization_method = "foh"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(adapted, of_another_type, parametrized, moved, of_another_dtype, biased, another_eps),
-        *(bias_that_is_no_parameter, no_weight, another_method),
-        *(hooked(f"layers.1{part}") for part in ("", ".norm", ".in_proj", ".conv1d", ".dt_proj")),
-        hooked("norm_f"),
-    ],
-    ids=lambda change: change.__name__,
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_is_more_than_its_weights_goes_through_the_modules(change):
     model = model_of()
-    change(model)
-    check(model, BATCH, [1, 2, 1], in_one=False)
+    CHANGES[change].make(model)
+    model.requires_grad_(False)
+    check(model, BATCH, [1, 2, 1], in_one=not CHANGES[change].goes_through_modules)
 
 
 @pytest.mark.parametrize("options", [{"d_conv": 9}, {"d_state": 65}], ids=str)
@@ -416,7 +335,7 @@ def test_autocast_goes_through_the_modules():
 
 def test_one_layer_that_is_called_leaves_the_others_alone():
     model = model_of(depth=3)
-    hooked("layers.1.in_proj")(model)
+    hooked(model.layers[1].in_proj)
     x = steps_of(model, BATCH, 1)
     assert ops_of(model, x, model.allocate_cache(BATCH)).count("s6_step") == 2
 

@@ -2,13 +2,13 @@
 
 import copy
 import pickle
-from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 
 import selective_scan._plain_stack as plain_stack
+from changed_parts import CHANGES
 from opchecks import Ops
 from selective_scan import S6, S6Cache
 from selective_scan._ops import ops
@@ -77,115 +77,35 @@ def test_it_does_not_look_at_the_modules_again(monkeypatch):
         model(steps_of(model, BATCH, 2), cache=cache)
 
 
-def _replace_a_weight(model, cache):
-    model.layers[1].x_proj.weight = nn.Parameter(torch.randn_like(model.layers[1].x_proj.weight))
-
-
-def _replace_memory(model, cache):
-    weight = model.layers[0].out_proj.weight
-    weight.data = torch.randn_like(weight)
-
-
-def _turn_a_weight(model, cache):
-    """The same memory, dtype and shape."""
-    weight = model.layers[0].out_proj.weight
-    weight.data = weight.data.as_strided(weight.shape, (1, weight.shape[0]))
-
-
-def _change_values(model, cache):
-    for weight in model.parameters():
-        weight.mul_(1.1)
-
-
-def _change_dtype(model, cache):
-    model.layers[1].D.data = (model.layers[1].D.data + 0.5).to(torch.bfloat16)
-
-
-def _hook_a_part(model, cache):
-    model.layers[0].in_proj.register_forward_hook(lambda _module, _inputs, out: 2 * out)
-
-
-def _hook_the_input_of_a_layer(model, cache):
-    model.layers[1].register_forward_pre_hook(lambda _module, inputs: (2 * inputs[0],))
-
-
-def _hook_a_norm_in_new_hooks(model, cache):
-    model.norm_f._forward_hooks = OrderedDict()
-    model.norm_f.register_forward_hook(lambda _module, _inputs, out: 2 * out)
-
-
-def _override_forward(model, cache):
-    model.layers[0].dt_proj.forward = lambda x: torch.zeros(
-        *x.shape[:-1], 2 * DIM, device=x.device, dtype=x.dtype
-    )
-
-
-class _Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-def _change_a_class(model, cache):
-    model.layers[0].out_proj.__class__ = _Doubled
-
-
-def _replace_a_part(model, cache):
-    old = model.layers[1].in_proj
-    new = _Doubled(*reversed(old.weight.shape), bias=False)
-    model.layers[1].in_proj = new.to(old.weight.device)
-
-
-def _replace_a_layer(model, cache):
-    model.layers[0] = copy.deepcopy(model.layers[0]).requires_grad_(False)
-    model.layers[0].A_log.add_(1)
-
-
-def _replace_the_final_norm(model, cache):
-    model.norm_f = nn.RMSNorm(DIM, eps=1.0, device=model.norm_f.weight.device)
-
-
-def _change_an_option(model, cache):
-    model.layers[0].dt_soft_plus = model.layers[1].dt_soft_plus = False
-
-
-def _change_the_method(model, cache):
-    model.layers[1].discretization_method = "bilinear"
-
-
-def _change_eps(model, cache):
-    for norm in (model.norm_f, *(layer.norm for layer in model.layers)):
-        norm.eps = 0.5
-
-
-def _replace_a_state(model, cache):
+def replace_state(cache: S6Cache) -> None:
     cache.layers[1].state = torch.randn_like(cache.layers[1].state)
 
 
-def _replace_a_state_by_one_of_other_strides(model, cache):
+def turn_state(cache: S6Cache) -> None:
     state = cache.layers[0].state
     cache.layers[0].state = torch.randn_like(state.mT).mT
 
 
-def _replace_a_cache(model, cache):
+def replace_cache(cache: S6Cache) -> None:
     cache.layers = (cache.layers[0], copy.deepcopy(cache.layers[1]))
     cache.layers[1].state.add_(1)
 
 
-def _replace_parameters(model, cache):
-    """Of a module, all at once, behind its back."""
-    dt_proj = model.layers[0].dt_proj
-    dt_proj._parameters = {n: nn.Parameter(p + 1) for n, p in dt_proj._parameters.items()}
+OF_CACHES = {
+    "another state": replace_state,
+    "a state of other strides": turn_state,
+    "another cache": replace_cache,
+}
 
 
-_KINDS = ("_replace", "_turn", "_change", "_hook", "_override")
-CHANGES = [value for name, value in [*globals().items()] if name.startswith(_KINDS)]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
+@pytest.mark.parametrize("change", [*CHANGES, *OF_CACHES])
 def test_it_sees_what_has_changed(change, device):
     model, cache, x = warm(device)
     before = anew(model, cache, x)
-    change(model, cache)
+    if change in CHANGES:
+        CHANGES[change].make(model)
+    else:
+        OF_CACHES[change](cache)
     expected = anew(model, cache, x)
     assert not torch.equal(before, expected)
     assert torch.equal(model(x, cache=cache), expected)

@@ -232,12 +232,14 @@ def test_training(kind, device):
     assert not torch.equal(model.layers[0].A_log, poles)
 
 
-def test_output_dtype_under_autocast(device):
-    model = S6(8, device=device)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_output_dtype_under_autocast(options, device):
+    model = S6(8, **options, device=device)
     x = torch.randn(2, 9, 8, device=device)
     expected = model(x)
     with torch.autocast(device, torch.bfloat16):
         actual = model(x)
+        actual.square().mean().backward()
     assert actual.dtype == torch.float32  # that of x, to which blocks add
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 

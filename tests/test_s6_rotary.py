@@ -1,7 +1,7 @@
-"""Layers with the exponential trapezoid and with states that rotate: what they compute, how they go
-on from a cache, how they start, and what they refuse."""
+"""Layers with the exponential trapezoid and with states that rotate: what they compute, what they
+keep in a cache, and how they start. What they have in common with other layers is in test_s6.py,
+test_cache.py, test_compile.py and test_packed.py."""
 
-import itertools
 import re
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from layers import by_definition
-from selective_scan import S6, MambaMixer, MixerCache
+from selective_scan import S6, MambaMixer
 from selective_scan._discretization import LAYER_METHODS
 
 BATCH, SEQLEN, DIM, DSTATE = 2, 29, 8, 6
@@ -74,6 +74,26 @@ def test_gradients_of_a_layer(options):
     assert torch.autograd.gradcheck(run, (x, *parameters))
 
 
+def test_states_turn_by_nothing_where_angles_are_zero():
+    """A rotary layer without angles is one whose pairs of states have one pole."""
+    model, x = model_of(depth=1, rotary=True), sequence()
+    layer = model.layers[0]
+    with torch.no_grad():
+        layer.x_proj.weight[-DSTATE // 2 :] = 0
+    other = model_of(depth=1, discretization_method="trapezoid")
+    assert isinstance(other.layers[0].mix_proj, nn.Linear)
+    state = other.state_dict() | {
+        name: value for name, value in model.state_dict().items() if "A_log" not in name
+    }
+    del state["layers.0.x_proj.weight"]
+    with torch.no_grad():
+        other.load_state_dict(state, strict=False)
+        other.layers[0].x_proj.weight[: 2 + 2 * DSTATE] = layer.x_proj.weight[: 2 + 2 * DSTATE]
+        other.layers[0].A_log.copy_(layer.A_log.repeat_interleave(2, 1))
+        other.layers[0].mix_proj.bias.fill_(1000.0)  # λ = 1 is zoh
+    torch.testing.assert_close(model(x), other(x), rtol=1e-9, atol=1e-9)
+
+
 def test_angles_of_long_sequences_keep_their_digits():
     """Sums of some 10,000 radians, of which float32 would keep three digits behind the point."""
     model = model_of(depth=1, rotary=True)
@@ -86,60 +106,7 @@ def test_angles_of_long_sequences_keep_their_digits():
     torch.testing.assert_close(narrow.double(), whole, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype, options, device):
-    model = model_of(device, dtype, **options)
-    x = sequence(device, dtype)
-    out = model(x)
-    assert out.dtype == dtype
-    expected = model.double()(x.double())
-    assert (out - expected).norm() < (0.01 if dtype == torch.float16 else 0.08) * expected.norm()
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_autocast(options, device):
-    model, x = model_of(device, torch.float32, **options), sequence(device, torch.float32)
-    with torch.autocast(device, torch.bfloat16):
-        out = model(x)
-        out.square().mean().backward()
-    assert out.dtype == torch.float32
-    expected = model(x)
-    assert (out - expected).norm() < 0.08 * expected.norm()
-
-
-@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
-def test_packed_sequences_are_scanned_by_themselves(options, device):
-    model = model_of(device, **options)
-    x = sequence(device, batch=1)
-    bounds = [0, 9, 9, 10, SEQLEN]
-    packed = model(x, cu_seqlens=torch.tensor(bounds, device=device))
-    alone = [model(x[:, begin:end]) for begin, end in itertools.pairwise(bounds)]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-9, atol=1e-9)
-
-
-# --- going on from a cache ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lengths", [[1] * SEQLEN, [10, 0, 1, 1, 17], [SEQLEN]], ids=str)
-@pytest.mark.parametrize("options", [*OPTIONS, {"d_conv": 9, **BOTH}], ids=str)
-def test_steps_and_chunks_give_what_the_whole_does(options, lengths, device):
-    model = model_of(device, **options).requires_grad_(False)
-    x, cache = sequence(device), model.allocate_cache(BATCH)
-    parts = [model(part, cache=cache) for part in x.split(lengths, dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=1e-9, atol=1e-9)
-
-
-def test_a_cache_begins_anew_and_changes_rows():
-    model = model_of(**BOTH).requires_grad_(False)
-    x, cache = sequence(), model.allocate_cache(BATCH)
-    model(x[:, :9], cache=cache)
-    cache.reorder([1, 1])
-    cache.reset(rows=[0])
-    out = model(x[[0, 0], 9:], cache=cache)
-    torch.testing.assert_close(out[:1], model(x[:1, 9:]), rtol=1e-9, atol=1e-9)
-    whole = model(torch.cat([x[1:, :9], x[:1, 9:]], 1))
-    torch.testing.assert_close(out[1:], whole[:, 9:], rtol=1e-9, atol=1e-9)
+# --- what a cache has -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -161,19 +128,16 @@ def test_caches_of_other_layers_are_refused():
         "trapezoid": model_of(discretization_method="trapezoid"),
     }
     x = sequence()[:, :1]
-    messages = {
-        ("plain", "rotary"): "angles of cache must be None for this layer, got (2, 3, 1)",
-        ("plain", "trapezoid"): "last_input of cache must be None for this layer, got (2, 16, 6)",
-        (
-            "rotary",
-            "plain",
-        ): "angles of cache must be (batch, d_state/2, 1) = (2, 3, 1), got None",
+    for kind, other, message in (
+        ("plain", "rotary", "angles of cache must be None for this layer, got (2, 3, 1)"),
+        ("plain", "trapezoid", "last_input of cache must be None for this layer, got (2, 16, 6)"),
+        ("rotary", "plain", "angles of cache must be (batch, d_state/2, 1) = (2, 3, 1), got None"),
         (
             "trapezoid",
             "plain",
-        ): "last_input of cache must be (batch, d_inner, d_state) = (2, 16, 6), got None",
-    }
-    for (kind, other), message in messages.items():
+            "last_input of cache must be (batch, d_inner, d_state) = (2, 16, 6), got None",
+        ),
+    ):
         cache = models[other].allocate_cache(BATCH)
         with torch.no_grad(), pytest.raises(ValueError, match=re.escape(message)):
             models[kind](x, cache=cache)
@@ -227,46 +191,6 @@ def test_plain_layers_are_what_they_were():
     assert "rotary=True" in repr(S6(DIM, rotary=True))
 
 
-@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
-def test_compiled(options, device):
-    torch._dynamo.reset()
-    model = model_of(device, torch.float32, depth=1, **options)
-    x = sequence(device, torch.float32)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    out, expected = compiled(x), model(x)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-    parameters = tuple(model.parameters())
-    actual = torch.autograd.grad(out.square().sum(), parameters)
-    wanted = torch.autograd.grad(expected.square().sum(), parameters)
-    for ours, theirs in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-
-
-def test_compiled_steps(device):
-    torch._dynamo.reset()
-    model = model_of(device, torch.float32, **BOTH).requires_grad_(False)
-    x, cache = sequence(device, torch.float32), model.allocate_cache(BATCH)
-    step = torch.compile(lambda part: model(part, cache=cache), fullgraph=True, backend="aot_eager")
-    parts = [step(x[:, t : t + 1]) for t in range(6)]
-    torch.testing.assert_close(torch.cat(parts, 1), model(x[:, :6]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [*OPTIONS, {"bidirectional": True, **BOTH}], ids=str)
-def test_exported_for_any_length(options):
-    model, x = model_of(depth=1, **options), sequence()
-    length = torch.export.Dim("length", min=2)
-    program = torch.export.export(model, (x,), dynamic_shapes=({1: length},))
-    for seqlen in (2, SEQLEN, 40):
-        x = sequence(seqlen=seqlen)
-        torch.testing.assert_close(program.module()(x), model(x))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_traced_symbolically(options):
-    model, x = model_of(**options), sequence()
-    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
-
-
 @pytest.mark.parametrize("name", ["x_proj", "B_norm", "mix_proj", "out_proj"])
 def test_parts_are_called(name):
     model, x = model_of(depth=1, **BOTH), sequence()
@@ -274,32 +198,3 @@ def test_parts_are_called(name):
     model.layers[0].get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
     assert torch.equal(model(x), expected)
     assert seen == [name]
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def test_a_cache_without_what_the_layer_keeps():
-    cache = MixerCache(torch.zeros(BATCH, 2 * DIM, 3), torch.zeros(BATCH, 2 * DIM, DSTATE))
-    with torch.no_grad(), pytest.raises(ValueError, match="last_input of cache must be"):
-        MambaMixer(DIM, d_state=DSTATE, **BOTH)(torch.randn(BATCH, 1, DIM), cache=cache)
-
-
-def test_states_turn_by_nothing_where_angles_are_zero():
-    """A rotary layer without angles is one whose pairs of states have one pole."""
-    model, x = model_of(depth=1, rotary=True), sequence()
-    layer = model.layers[0]
-    with torch.no_grad():
-        layer.x_proj.weight[-DSTATE // 2 :] = 0
-    other = model_of(depth=1, discretization_method="trapezoid")
-    assert isinstance(other.layers[0].mix_proj, nn.Linear)
-    state = other.state_dict() | {
-        name: value for name, value in model.state_dict().items() if "A_log" not in name
-    }
-    del state["layers.0.x_proj.weight"]
-    with torch.no_grad():
-        other.load_state_dict(state, strict=False)
-        other.layers[0].x_proj.weight[: 2 + 2 * DSTATE] = layer.x_proj.weight[: 2 + 2 * DSTATE]
-        other.layers[0].A_log.copy_(layer.A_log.repeat_interleave(2, 1))
-        other.layers[0].mix_proj.bias.fill_(1000.0)  # λ = 1 is zoh
-    torch.testing.assert_close(model(x), other(x), rtol=1e-9, atol=1e-9)

@@ -1,8 +1,11 @@
 """The CUDA library's streamed backward kernels, for up to 64 states, against the reference."""
 
+import itertools
+
 import pytest
 import torch
 
+from path_cases import FLOATS
 from problem import METHODS, Case, Error, check, check_repeatable, make, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
@@ -17,51 +20,45 @@ KINDS = {
 }
 # By the floor.
 COMPLEX_CONSTANT = REAL.with_(dim=46, complex=True, B="constant", C="constant")
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def cases_of(base):
-    yield from (base.with_(method=method) for method in METHODS)
-    yield from (base.with_(dtype=dtype) for dtype in FLOATS)
-    yield from (base.with_(method=method, dtype=torch.bfloat16) for method in METHODS)
+    yield from base.each(method=METHODS, dtype=(torch.float32, torch.bfloat16))
     # Lanes along steps, along channels, and along neither.
-    yield from (base.with_(seqlen=64, dtype=dtype) for dtype in FLOATS)
+    yield from base.each(dtype=FLOATS, seqlen=(base.seqlen, 64))
     # Small steps, as most models have them, whose softplus must keep its relative accuracy.
-    yield from (base.with_(seqlen=64, step_shift=-4.0, dtype=dtype) for dtype in FLOATS[::2])
+    yield from base.each(seqlen=(64,), step_shift=(-4.0,), dtype=FLOATS[::2])
     yield base.with_(seqlen=64, reverse=True)
     yield base.with_(reverse=True, dtype=torch.bfloat16)
-    yield from (base.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS)
+    yield from base.each(layout=("channel_last",), dtype=FLOATS)
     yield base.with_(layout="sliced", dtype=torch.bfloat16)
     # Some arrays' channels are neighbours, others' steps; rows aligned to one element only.
-    for dtype in FLOATS[::2]:
-        yield base.with_(layout="channel_last", layout_of=("u", "delta"), dtype=dtype)
-        yield base.with_(layout="offset", dtype=dtype)
-    yield from (base.with_(seqlen=seqlen) for seqlen in (1, 8, 9, 32, 33))
+    some = base.with_(layout="channel_last", layout_of=("u", "delta"))
+    yield from (*some.each(dtype=FLOATS[::2]), *base.each(layout=("offset",), dtype=FLOATS[::2]))
+    yield from base.each(seqlen=(1, 8, 9, 32, 33))
     yield base.with_(z=False, D=False)
     yield base.with_(delta_softplus=False, delta_bias=False, initial_state=False)
     yield base.with_(cotangents=("out",))
     # Time in segments.
-    yield base.with_(batch=1, dim=12, groups=1, seqlen=1100)
-    yield base.with_(batch=1, dim=12, groups=1, seqlen=1100, cotangents=("out",))
-    yield base.with_(batch=1, dim=12, groups=1, seqlen=1056, reverse=True, method="bilinear")
-    long = base.with_(batch=1, dim=16, groups=1, seqlen=1100)
-    yield from (long.with_(layout="channel_last", dtype=dtype) for dtype in FLOATS[::2])
+    few = base.with_(batch=1, dim=12, groups=1, seqlen=1100)
+    yield from few.each(cotangents=(base.cotangents, ("out",)))
+    yield few.with_(seqlen=1056, reverse=True, method="bilinear")
+    yield from few.with_(dim=16, layout="channel_last").each(dtype=FLOATS[::2])
 
 
 def cases():
-    for base in KINDS.values():
-        yield from cases_of(base)
+    yield from itertools.chain.from_iterable(map(cases_of, KINDS.values()))
     yield from (case.with_(input_delta=case.dtype) for case in cases_of(REAL))
     # Numbers of states that do not fill the lanes.
     few = REAL.with_(dim=30, groups=1)
-    for dstate in (2, 3, 4, 5, 8, 12, 15, 17, 20, 31, 33, 40, 48, 49, 63):
-        yield few.with_(dstate=dstate)
-        yield few.with_(dstate=dstate, seqlen=64, dtype=torch.bfloat16)
-    for dstate in (3, 4, 9, 14):
-        yield from (KINDS[kind].with_(dstate=dstate) for kind in ("complex", "constant"))
-    for dstate in (3, 8, 22, 45):
-        yield few.with_(batch=1, dim=12, seqlen=1100, dstate=dstate)
-        yield few.with_(layout="channel_last", dtype=torch.bfloat16, dstate=dstate, seqlen=33)
+    states = (2, 3, 4, 5, 8, 12, 15, 17, 20, 31, 33, 40, 48, 49, 63)
+    yield from few.each(dstate=states)
+    yield from few.with_(seqlen=64, dtype=torch.bfloat16).each(dstate=states)
+    yield from KINDS["complex"].each(dstate=(3, 4, 9, 14))
+    yield from KINDS["constant"].each(dstate=(3, 4, 9, 14))
+    yield from few.with_(batch=1, dim=12, seqlen=1100).each(dstate=(3, 8, 22, 45))
+    rows = few.with_(layout="channel_last", dtype=torch.bfloat16, seqlen=33)
+    yield from rows.each(dstate=(3, 8, 22, 45))
 
 
 @pytest.mark.parametrize("case", list(dict.fromkeys(cases())), ids=str)

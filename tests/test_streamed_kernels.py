@@ -4,13 +4,12 @@ for a kind of states, by elements and layouts, of sequences that are cut into se
 A path is named to a process once, by its environment, so that a process of its own solves all
 cases."""
 
-import itertools
-
 import pytest
 import torch
 
 import test_capabilities as capabilities
 from gpu_kernels import skip_without_path
+from path_cases import FLOATS
 from problem import Case, check_results
 
 # Few channels, for which there are segments; the last tile is not full. Vectors begin anywhere.
@@ -22,7 +21,7 @@ KINDS = {
     "constant": BASE.with_(B="constant", C="constant", groups=1),
     "complex": BASE.with_(dim=8, complex=True, B="packed_grouped", C="packed_grouped"),
 }
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LAYOUTS = ("contiguous", "channel_last")
 # Others have kernels of one of these.
 FEW_METHODS = ("zoh", "foh", "bilinear", "poly")
 
@@ -30,15 +29,13 @@ FEW_METHODS = ("zoh", "foh", "bilinear", "poly")
 def cases():
     for kind in KINDS.values():
         methods = FEW_METHODS if kind == BASE else ("zoh",)
-        layouts = itertools.product((kind.seqlen, 33), ("contiguous", "channel_last"))
-        dtypes = FLOATS if kind == BASE else FLOATS[:2]  # others have no gradients in float16
-        for method, dtype, (seqlen, layout) in itertools.product(methods, dtypes, layouts):
-            yield kind.with_(method=method, dtype=dtype, seqlen=seqlen, layout=layout)
+        dtypes = FLOATS if kind == BASE else FLOATS[::2]  # others have no gradients in float16
+        yield from kind.each(method=methods, dtype=dtypes, seqlen=(kind.seqlen, 33), layout=LAYOUTS)
     # So many warps that kernels of few registers run more of them at a time.
     many = BASE.with_(batch=16, dim=1024, groups=1, seqlen=40, dtype=torch.bfloat16)
     yield from (many.with_(B=kind, C=kind) for kind in ("constant", "grouped"))
-    for dtype, layout in itertools.product(FLOATS, ("contiguous", "channel_last")):
-        yield BASE.with_(dtype=dtype, layout=layout, input_delta=dtype)
+    for case in BASE.each(dtype=FLOATS, layout=LAYOUTS):
+        yield case.with_(input_delta=case.dtype)
 
 
 CASES = list(cases())

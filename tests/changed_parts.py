@@ -1,0 +1,236 @@
+"""What stands in the place of a layer's parts, and what may happen to a model's modules, so that
+its weights alone no longer tell what it does, or are other ones."""
+
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+
+from selective_scan import S6
+
+# --- in the place of a linear layer ---------------------------------------------------------------
+
+
+class OwnBias(nn.Module):
+    """Adds its own `.bias`, as linear layers of quantization packages do, and is no nn.Linear."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.packed, self.bias = plain.weight, plain.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return dt @ self.packed.T + self.bias
+
+
+class NoBias(nn.Module):
+    """Has neither `.weight` nor `.bias`, and adds one all the same."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = plain
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(dt)
+
+
+class Unbiased(nn.Module):
+    """Has a `.bias` that it does not add."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, dt: torch.Tensor) -> torch.Tensor:
+        return F.linear(dt, self.weight)
+
+
+class Adapter(nn.Module):
+    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        where = {"device": base_layer.weight.device, "dtype": base_layer.weight.dtype}
+        self.base_layer = base_layer
+        self.down = nn.Linear(base_layer.in_features, 2, bias=False, **where)
+        self.up = nn.Linear(2, base_layer.out_features, bias=False, **where)
+        self.bias = base_layer.bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+class Scaled(nn.Linear):
+    """Scales the product and the bias."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * nn.Linear.forward(self, x)
+
+
+def scaled(plain: nn.Linear) -> nn.Linear:
+    plain.__class__ = Scaled
+    return plain
+
+
+def hooked(plain: nn.Module) -> nn.Module:
+    plain.register_forward_hook(lambda _module, _inputs, out: 2 * out)
+    return plain
+
+
+# --- changes of a model ---------------------------------------------------------------------------
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+class OtherNorm(nn.RMSNorm):
+    pass
+
+
+class Change(NamedTuple):
+    """What happens to a model of two layers, each of which counts in its output."""
+
+    make: Callable[[S6], object]
+    goes_through_modules: bool  # whether its few steps do then, which were one operator
+    norms: int = 3  # how many of its norms run by their op all the same where there are many steps
+
+
+def hook_of(name: str) -> Callable[[S6], object]:
+    return lambda model: hooked(model.get_submodule(name))
+
+
+def adapt(model: S6) -> None:
+    model.layers[1].in_proj = Adapter(model.layers[1].in_proj)
+
+
+def move(model: S6) -> None:
+    """As accelerate does it."""
+    part = model.layers[1].out_proj
+    part.forward = functools.partial(Scaled.forward, part)
+
+
+def add_bias(model: S6) -> None:
+    bias = torch.randn_like(model.norm_f.weight)
+    model.layers[1].out_proj.bias = nn.Parameter(bias, requires_grad=False)
+
+
+def make_bias_a_buffer(model: S6) -> None:
+    part = model.layers[1].dt_proj
+    bias = part.bias.data + 1
+    del part.bias
+    part.register_buffer("bias", bias)
+
+
+def set_data(name: str, function: Callable) -> Callable[[S6], None]:
+    def change(model: S6) -> None:
+        parameter = model.get_parameter(name)
+        parameter.data = function(parameter.data)
+
+    return change
+
+
+def turned(weight: torch.Tensor) -> torch.Tensor:
+    """The same memory, dtype and shape."""
+    return weight.as_strided(weight.shape, (1, weight.shape[0]))
+
+
+def set_norm(kind: type[nn.Module], name: str, **options: object) -> Callable[[S6], None]:
+    def change(model: S6) -> None:
+        parent, _, last = name.rpartition(".")
+        norm = kind(model.d_model, device=model.norm_f.weight.device, **options)
+        setattr(model.get_submodule(parent), last, norm)
+
+    return change
+
+
+def set_option(names: tuple[str, ...], option: str, value: object) -> Callable[[S6], None]:
+    def change(model: S6) -> None:
+        for name in names:
+            setattr(model.get_submodule(name), option, value)
+
+    return change
+
+
+def replace_hooks(model: S6) -> None:
+    model.norm_f._forward_hooks = OrderedDict()
+    hooked(model.norm_f)
+
+
+def replace_weight(model: S6) -> None:
+    part = model.layers[1].x_proj
+    part.weight = nn.Parameter(torch.randn_like(part.weight), requires_grad=False)
+
+
+def set_values(model: S6) -> None:
+    for weight in model.parameters():
+        weight.mul_(1.1)
+
+
+def replace_parameters(model: S6) -> None:
+    """Of a module, all at once, behind its back."""
+    part = model.layers[0].dt_proj
+    part._parameters = {
+        name: nn.Parameter(value.data + 1, requires_grad=False)
+        for name, value in part._parameters.items()
+    }
+
+
+def replace_layer(model: S6) -> None:
+    model.layers[0] = copy.deepcopy(model.layers[0])
+    model.layers[0].A_log.add_(1)
+
+
+LAYERS = ("layers.0", "layers.1")
+NORMS = ("norm_f", "layers.0.norm", "layers.1.norm")
+CHANGES = {
+    "an adapter": Change(adapt, True, 1),
+    "another class": Change(lambda model: scaled(model.layers[1].x_proj), True),
+    "a parametrization": Change(
+        lambda model: register_parametrization(model.layers[0].out_proj, "weight", Doubled()), True
+    ),
+    "a parametrization of a norm": Change(
+        lambda model: register_parametrization(model.layers[1].norm, "weight", Doubled()), True, 1
+    ),
+    "a forward of its own": Change(move, True),
+    "another dtype": Change(set_data("layers.1.A_log", torch.Tensor.bfloat16), True),
+    "a bias": Change(add_bias, True),
+    "a bias that is no parameter": Change(make_bias_a_buffer, True),
+    "hook of a layer": Change(hook_of("layers.1"), True, 2),
+    "hook of a norm": Change(hook_of("layers.1.norm"), True, 1),
+    "hook of in_proj": Change(hook_of("layers.0.in_proj"), True, 1),
+    "hook of conv1d": Change(hook_of("layers.1.conv1d"), True),
+    "hook of dt_proj": Change(hook_of("layers.1.dt_proj"), True),
+    "hook of the last norm": Change(hook_of("norm_f"), True, 2),
+    "hook of a layer's input": Change(
+        lambda model: model.layers[1].register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],)),
+        True,
+        2,
+    ),
+    "hook among new hooks": Change(replace_hooks, True, 2),
+    "another kind of norm": Change(set_norm(nn.LayerNorm, "layers.0.norm"), True, 1),
+    "a norm of its own class": Change(set_norm(OtherNorm, "norm_f", eps=1e-5), True, 2),
+    "a norm without a weight": Change(
+        set_norm(nn.RMSNorm, "layers.0.norm", eps=1e-5, elementwise_affine=False), True, 1
+    ),
+    "no eps": Change(set_option(NORMS[1:2], "eps", None), True, 1),
+    "another eps": Change(set_option(NORMS[2:], "eps", 0.1), True),
+    "another eps of all": Change(set_option(NORMS, "eps", 0.5), False),
+    "another norm": Change(set_norm(nn.RMSNorm, "norm_f", eps=1e-5), False),
+    "another method": Change(set_option(LAYERS[1:], "discretization_method", "foh"), True),
+    "another option of all": Change(set_option(LAYERS, "dt_soft_plus", False), False),
+    "another weight": Change(replace_weight, False),
+    "other memory": Change(set_data("layers.0.out_proj.weight", torch.randn_like), False),
+    "other strides": Change(set_data("layers.0.out_proj.weight", turned), False),
+    "other values": Change(set_values, False),
+    "other parameters": Change(replace_parameters, False),
+    "another layer": Change(replace_layer, False),
+}
