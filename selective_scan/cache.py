@@ -25,7 +25,9 @@ Rows = Tensor | Sequence[int]
 
 # Inductor 2.13 looks into index_select, and where the same graph has changed the tensor before, it
 # reads rows from where it is writing them. What an op gives is in memory of its own.
-_memory.define("_rows_of", "(Tensor tensor, int dim, Tensor rows) -> Tensor", Tensor.index_select)
+_memory.define_callback(
+    "_rows_of", "(Tensor tensor, int dim, Tensor rows) -> Tensor", Tensor.index_select
+)
 
 
 class _Cache:
