@@ -139,6 +139,11 @@ class S6(nn.Module):
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the model is
                 bidirectional.
+
+        Example:
+            >>> from selective_scan import S6
+            >>> len(S6(d_model=32, depth=2).allocate_cache(4).layers)
+            2
         """
         caches = (layer.allocate_cache(batch_size, dtype, device) for layer in self.layers)
         return S6Cache(tuple(caches))
@@ -272,6 +277,11 @@ class S6(nn.Module):
 
         Raises:
             ValueError: Mamba does not compute what this model does.
+
+        Example:
+            >>> from selective_scan import S6
+            >>> S6(d_model=32).to_mamba()["layers.0.mixer.A_log"].shape
+            torch.Size([64, 16])
         """
         for layer in self.layers:
             _mamba_weights.check_is_mamba(layer)
