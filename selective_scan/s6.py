@@ -186,7 +186,9 @@ class S6(nn.Module):
                 gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
         """
         x = checked_sequence("x", x, self.d_model)
-        depth = self.depth
+        parts = self._modules  # attributes that are modules take a microsecond each
+        layers = parts["layers"]._modules.values()
+        depth = len(layers)
         caches = [None] * depth
         if isinstance(cache, S6Cache):
             refuse_gradient(self, x)
@@ -194,8 +196,6 @@ class S6(nn.Module):
             if len(caches) != depth:
                 refuse("cache", f"of depth = {depth} layers", len(caches))
             if cu_seqlens is None:
-                parts = self._modules  # attributes that are modules take a microsecond each
-                layers = parts["layers"]._modules.values()
                 stack = Stack(layers, parts["norm_f"], S6Layer, nn.RMSNorm)
                 out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
