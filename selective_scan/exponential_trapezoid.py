@@ -302,7 +302,10 @@ def exponential_trapezoid_fn(
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
         RuntimeError: a wrong layout, device, dtype or shape, or, on a CPU, boundaries that do not
-            rise; the message names the argument, what was expected and what came.
+            rise; the message names the argument, what was expected and what came. Also a second
+            differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
+            torch.compile made, it is a RuntimeError with the allocator's message.
         ImportError: the library for the tensors' device is missing, see :func:`selective_scan_fn`.
 
     References:

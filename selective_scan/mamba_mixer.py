@@ -15,6 +15,7 @@ from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
+from ._marks import MarkedModule
 from ._module_arguments import (
     check_choice,
     check_count,
@@ -49,7 +50,7 @@ fx.wrap("selective_scan_fn")
 DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
 
 
-class MambaMixer(nn.Module):
+class MambaMixer(MarkedModule):
     """The selective state space layer of Mamba, from (batch, seqlen, d_model) to the same shape.
 
     With d_inner = expand·d_model it computes::
@@ -134,6 +135,8 @@ class MambaMixer(nn.Module):
         >>> mixer(torch.randn(4, 100, 32)).shape
         torch.Size([4, 100, 32])
     """
+
+    _marked = ("A_log", "D")
 
     def __init__(
         self,
@@ -258,6 +261,11 @@ class MambaMixer(nn.Module):
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the layer is
                 bidirectional.
+
+        Example:
+            >>> from selective_scan import MambaMixer
+            >>> MambaMixer(d_model=32).allocate_cache(2).state.shape
+            torch.Size([2, 64, 16])
         """
         refuse_bidirectional(self.bidirectional)
         check_count("batch_size", batch_size, minimum=0)
@@ -452,6 +460,12 @@ class MambaMixer(nn.Module):
             TypeError: source is neither a module nor a mapping.
             ValueError: source is another module, or lacks a weight, or has one of another shape or
                 one that a mixer has no place for; the message names it.
+
+        Example:
+            >>> from selective_scan import MambaMixer
+            >>> from selective_scan.compat.mamba_simple import Mamba
+            >>> MambaMixer.from_mamba(Mamba(d_model=32, d_state=8)).d_state
+            8
         """
         weights = _mamba_weights.read_weights(source)
         mixer = cls(**_mamba_weights.mixer_options(weights))
@@ -463,6 +477,12 @@ class MambaMixer(nn.Module):
 
         Raises:
             ValueError: Mamba does not compute what this mixer does.
+
+        Example:
+            >>> from selective_scan import MambaMixer
+            >>> from selective_scan.compat.mamba_simple import Mamba
+            >>> Mamba(d_model=32).load_state_dict(MambaMixer(d_model=32).to_mamba())
+            <All keys matched successfully>
         """
         _mamba_weights.check_is_mamba(self)
         return self.state_dict()
@@ -472,28 +492,6 @@ class MambaMixer(nn.Module):
             f"d_state={self.d_state}, bidirectional={self.bidirectional}, "
             f"discretization_method='{self.discretization_method}'" + ", rotary=True" * self.rotary
         )
-
-    # --- marks, which PyTorch does not carry over to the parameters that it puts for others -------
-
-    _marked = ("A_log", "D")
-
-    def _mark(self) -> None:
-        for name in self._marked:
-            if (parameter := self._parameters.get(name)) is not None:
-                parameter._no_weight_decay = True
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        self._mark()
-
-    def _apply(self, fn, recurse: bool = True):
-        super()._apply(fn, recurse)
-        self._mark()
-        return self
-
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        self._mark()
 
 
 @fx.wrap

@@ -139,6 +139,11 @@ class S6(nn.Module):
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the model is
                 bidirectional.
+
+        Example:
+            >>> from selective_scan import S6
+            >>> len(S6(d_model=32, depth=2).allocate_cache(4).layers)
+            2
         """
         caches = (layer.allocate_cache(batch_size, dtype, device) for layer in self.layers)
         return S6Cache(tuple(caches))
@@ -181,7 +186,9 @@ class S6(nn.Module):
                 gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
         """
         x = checked_sequence("x", x, self.d_model)
-        depth = self.depth
+        parts = self._modules  # attributes that are modules take a microsecond each
+        layers = parts["layers"]._modules.values()
+        depth = len(layers)
         caches = [None] * depth
         if isinstance(cache, S6Cache):
             refuse_gradient(self, x)
@@ -189,8 +196,6 @@ class S6(nn.Module):
             if len(caches) != depth:
                 refuse("cache", f"of depth = {depth} layers", len(caches))
             if cu_seqlens is None:
-                parts = self._modules  # attributes that are modules take a microsecond each
-                layers = parts["layers"]._modules.values()
                 stack = Stack(layers, parts["norm_f"], S6Layer, nn.RMSNorm)
                 out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
@@ -272,6 +277,11 @@ class S6(nn.Module):
 
         Raises:
             ValueError: Mamba does not compute what this model does.
+
+        Example:
+            >>> from selective_scan import S6
+            >>> S6(d_model=32).to_mamba()["layers.0.mixer.A_log"].shape
+            torch.Size([64, 16])
         """
         for layer in self.layers:
             _mamba_weights.check_is_mamba(layer)

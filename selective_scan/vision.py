@@ -175,6 +175,15 @@ def cross_scan_ref(
 
     Arguments, result and errors are the same; `backend` is checked as there, but chooses nothing
     here. It runs on any device and can be differentiated any number of times.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.vision import cross_scan_fn, cross_scan_ref
+        >>> x, delta = torch.randn(2, 6, 5, 7), torch.rand(2, 4, 6, 5, 7)
+        >>> A, (B, C) = -torch.rand(4, 6, 3), torch.randn(2, 2, 4, 3, 5, 7)
+        >>> out = cross_scan_ref(x, delta, A, B, C)
+        >>> torch.allclose(out, cross_scan_fn(x, delta, A, B, C), atol=1e-5)
+        True
     """
     parameters = (A, D, delta_bias, delta_softplus, discretization_method)
     maps = _checked_maps(x, delta, B, C, *parameters)

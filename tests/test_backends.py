@@ -154,7 +154,9 @@ def test_a_failing_self_check_is_reported(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "module",
     [
-        *("functional", "_library", "s6", "diagonal_scan", "adaptive_unitary"),
+        *("functional", "_library", "s6", "diagonal_scan", "adaptive_unitary", "cache"),
+        *("mamba_mixer", "exponential_trapezoid", "vision"),
+        *("compat.directions", "compat.generation", "compat.hf", "compat.layer_norm", "compat.mlp"),
         *("distributed.selective_scan", "distributed.causal_conv1d", "distributed.parallel"),
     ],
 )

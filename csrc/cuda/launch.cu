@@ -32,9 +32,13 @@ std::optional<Path> wanted_path() {
     if (name.empty()) return std::nullopt;
     const auto found = std::find(kPathNames.begin(), kPathNames.end(), name);
     if (found == kPathNames.end()) {
-      std::string message = "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset";
-      for (const std::string_view known : kPathNames) message.append(" or ").append(known);
-      throw std::runtime_error(message + ", got '" + std::string(name) + "'");
+      std::string names;
+      for (const std::string_view known : kPathNames) {
+        names.append(names.empty() ? "" : ", ").append(known);
+      }
+      throw std::runtime_error(
+          "selective_scan: SELECTIVE_SCAN_CUDA_KERNELS must be unset or one of " + names +
+          ", got '" + std::string(name) + "'");
     }
     return static_cast<Path>(found - kPathNames.begin());
   }();

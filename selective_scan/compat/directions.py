@@ -42,8 +42,35 @@ def mamba_inner_fn_no_out_proj(
 ) -> Tensor:
     """:func:`selective_scan.mamba_inner_fn` without the output projection, as Vim's fork has it.
 
+    Args:
+        xz: the layer's input projection, (batch, 2·dim, seqlen), float32, float16, bfloat16 or
+            float64, as are all tensors but A, B and C.
+        conv1d_weight: (dim, 1, width), width 1 to 8.
+        conv1d_bias: (dim,) or None.
+        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
+        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
+        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
+            :func:`selective_scan.mamba_inner_fn`.
+
     Returns:
         (batch, dim, seqlen), the transpose of what an output projection takes.
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
+            was expected and what came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU it is a RuntimeError.
+        ImportError: the library for the tensors' device is missing.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.directions import mamba_inner_fn_no_out_proj
+        >>> dim, dstate, rank = 8, 4, 2
+        >>> weights = [(dim, 1, 4), (dim,), (rank + 2 * dstate, dim), (dim, rank)]
+        >>> weights = [torch.randn(shape) for shape in weights]
+        >>> A = -torch.rand(dim, dstate)
+        >>> mamba_inner_fn_no_out_proj(torch.randn(2, 2 * dim, 20), *weights, A).shape
+        torch.Size([2, 8, 20])
     """
     inputs = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight)
     scanned = (A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus)
@@ -74,8 +101,38 @@ def bimamba_inner_fn(
     Both scans have D and are gated, and are added before the output projection. In
     ``mamba_inner_fn(…, bidirectional=True)`` both have the same poles, and D·x counts once.
 
+    Args:
+        xz: the layer's input projection, (batch, 2·dim, seqlen), float32, float16, bfloat16 or
+            float64, as are all tensors but A, A_b, B and C.
+        conv1d_weight: (dim, 1, width), width 1 to 8.
+        conv1d_bias: (dim,) or None.
+        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
+        out_proj_weight: (d_model, dim).
+        out_proj_bias: (d_model,) or None.
+        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
+        A_b: poles of the second scan, likewise; complex where A is.
+        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
+            :func:`selective_scan.mamba_inner_fn`.
+
     Returns:
         (batch, seqlen, d_model).
+
+    Raises:
+        TypeError: an argument is not of the type above.
+        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
+            was expected and what came. Also a second differentiation.
+        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU it is a RuntimeError.
+        ImportError: the library for the tensors' device is missing.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.directions import bimamba_inner_fn
+        >>> dim, dstate, rank = 8, 4, 2
+        >>> weights = [(dim, 1, 4), (dim,), (rank + 2 * dstate, dim), (dim, rank), (6, dim)]
+        >>> weights = [torch.randn(shape) for shape in weights]
+        >>> A, A_b = -torch.rand(2, dim, dstate)
+        >>> bimamba_inner_fn(torch.randn(2, 2 * dim, 20), *weights, None, A, A_b).shape
+        torch.Size([2, 20, 6])
     """
     if not isinstance(A_b, Tensor):
         raise TypeError(f"selective_scan: A_b must be a Tensor, got {type(A_b).__name__}")

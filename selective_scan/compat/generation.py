@@ -279,6 +279,19 @@ class GenerationMixin:
         Returns:
             (batch, length), the prompts and the new tokens; or a named tuple, see
             `return_dict_in_generate`.
+
+        Raises:
+            ValueError: an argument is out of range.
+            NotImplementedError: `cg` is given on a CUDA device, and the model lacks
+                `allocate_inference_cache`.
+
+        Example:
+            >>> import torch
+            >>> from selective_scan.compat.config_mamba import MambaConfig
+            >>> from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
+            >>> model = MambaLMHeadModel(MambaConfig(d_model=16, n_layer=2, vocab_size=100))
+            >>> model.generate(torch.randint(100, (2, 10)), max_length=15).shape
+            torch.Size([2, 15])
         """
         output = decode(
             input_ids,
@@ -368,6 +381,23 @@ def update_graph_cache(
         decoding_seqlens: numbers of tokens of a call.
         dtype: of the states, if not the weights'.
         n_warmups: how often a call is run before it is captured.
+
+    Returns:
+        The graphs, with states of their own.
+
+    Raises:
+        NotImplementedError: the model lacks `allocate_inference_cache`.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.config_mamba import MambaConfig
+        >>> from selective_scan.compat.generation import update_graph_cache
+        >>> from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
+        >>> model = MambaLMHeadModel(MambaConfig(d_model=16, n_layer=2, vocab_size=100))
+        >>> if torch.cuda.is_available():
+        ...     cache = update_graph_cache(model.cuda(), None, 2, seqlen_og=10, max_seqlen=15)
+        ...     tokens = torch.zeros(2, 1, dtype=torch.long, device="cuda")
+        ...     logits = cache.run(tokens, cache.inference_params)
     """
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None

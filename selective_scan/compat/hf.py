@@ -41,6 +41,15 @@ def load_config_hf(model_name: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         FileNotFoundError: the folder has none.
         ImportError: there is no such folder, and no huggingface_hub.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from selective_scan.compat.hf import load_config_hf
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "config.json").write_text('{"d_model": 768}')
+        ...     load_config_hf(folder)
+        {'d_model': 768}
     """
     return json.loads(_find(model_name, CONFIG_NAME).read_text(encoding="utf-8"))
 
@@ -60,6 +69,15 @@ def load_state_dict_hf(
     Raises:
         FileNotFoundError: the folder has none.
         ImportError: there is no such folder, and no huggingface_hub.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import torch
+        >>> from selective_scan.compat.hf import load_state_dict_hf
+        >>> with TemporaryDirectory() as folder:
+        ...     torch.save({"weight": torch.ones(2)}, f"{folder}/pytorch_model.bin")
+        ...     load_state_dict_hf(folder, dtype=torch.float16)
+        {'weight': tensor([1., 1.], dtype=torch.float16)}
     """
     # They are converted before they are moved, so that the device holds one copy at a time.
     weights = torch.load(_find(model_name, WEIGHTS_NAME), map_location="cpu", weights_only=True)

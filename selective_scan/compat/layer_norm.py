@@ -168,6 +168,25 @@ class RMSNorm(nn.Module):
         prenorm: bool = False,
         residual_in_fp32: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        """Norms x + residual.
+
+        Args:
+            x: (..., hidden_size), any floating dtype.
+            residual: shaped like x, or None.
+            prenorm: whether to return (out, sum), the sum in the residual's dtype.
+            residual_in_fp32: whether that is float32 where no residual is given; else it is x's.
+
+        Returns:
+            out, shaped like x, in its dtype; with `prenorm` (out, sum).
+
+        Example:
+            >>> import torch
+            >>> from selective_scan.compat.layer_norm import RMSNorm
+            >>> x, residual = torch.randn(2, 3, 8)
+            >>> out, total = RMSNorm(8)(x, residual, prenorm=True)
+            >>> torch.equal(total, x + residual)
+            True
+        """
         return rms_norm_fn(
             x,
             self.weight,

@@ -64,5 +64,19 @@ class GatedMLP(nn.Module):
         self.fc2 = nn.Linear(hidden, in_features if out_features is None else out_features, **where)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Runs the MLP.
+
+        Args:
+            x: (..., in_features), of the parameters' dtype.
+
+        Returns:
+            (..., out_features).
+
+        Example:
+            >>> import torch
+            >>> from selective_scan.compat.mlp import GatedMLP
+            >>> GatedMLP(48, out_features=5)(torch.randn(2, 10, 48)).shape
+            torch.Size([2, 10, 5])
+        """
         values, gate = self.fc1(x).chunk(2, dim=-1)
         return self.fc2(values * self.activation(gate))

@@ -407,6 +407,12 @@ def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
 
     Raises:
         ImportError: kernels or transformers is missing, or the latter has other functions.
+
+    Example:
+        >>> from kernels import Mode, kernelize, register_kernel_mapping  # doctest: +SKIP
+        >>> from selective_scan.integrations.transformers import kernel_mapping
+        >>> register_kernel_mapping(kernel_mapping())  # doctest: +SKIP
+        >>> model = kernelize(model, mode=Mode.INFERENCE)  # doctest: +SKIP
     """
     Mode = importlib.import_module("kernels").Mode
     modes = [Mode.INFERENCE, Mode.TRAINING]

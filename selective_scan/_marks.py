@@ -1,0 +1,36 @@
+"""Marks of parameters, which PyTorch does not carry over to those that it puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+
+class MarkedModule(nn.Module):
+    """A module some of whose parameters are marked for optimizers, whatever puts others there:
+    a copy, a pickle, another device or dtype.
+
+    Attributes:
+        _marked: the names of those that have ``_no_weight_decay = True``.
+    """
+
+    _marked: tuple[str, ...] = ()
+
+    def _mark(self) -> None:
+        for name in self._marked:
+            if (parameter := self._parameters.get(name)) is not None:
+                parameter._no_weight_decay = True
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self._mark()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MarkedModule:
+        super()._apply(fn, recurse)
+        self._mark()
+        return self
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._mark()
