@@ -149,8 +149,8 @@ def test_indices_of_no_slot(name, changes, device):
             message = f"{argument} must be less than slots = {count}, got {count}"
             assert_refused(function, given, message)
             assert_same_states(operator, given, arguments)
-        if device == "cuda":
-            given, padded = with_index(count), with_index(-1)
+        for slot in (count, min(2**40, torch.iinfo(indices.dtype).max)) if device == "cuda" else ():
+            given, padded = with_index(slot), with_index(-1)
             assert torch.equal(operator.function(**given), operator.function(**padded))
             assert_same_states(operator, given, padded)
 
