@@ -164,7 +164,9 @@ def _of_next_step(steps: Tensor, reverse: bool) -> Tensor:
 
 def _spread(of_groups: Tensor, dim: int) -> Tensor:
     """(..., groups, ...) by channels, dimension 1."""
-    return of_groups.repeat_interleave(dim // of_groups.shape[1], dim=1)
+    batch, groups, *others = of_groups.shape
+    channels = of_groups.unsqueeze(2).expand(batch, groups, dim // groups, *others)
+    return channels.flatten(1, 2)
 
 
 def _products(B: Tensor, C: Tensor, dim: int) -> Tensor:

@@ -1,10 +1,16 @@
 """Calls of ops, and what torch.library.opcheck and torch.autograd.gradcheck say of calls."""
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 QUICK = ("test_schema", "test_faketensor", "test_autograd_registration")
 THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")  # compares results
+
+
+def needs_pytorch(version: str, reason: str):
+    """What an older PyTorch cannot do by itself."""
+    return pytest.mark.skipif(torch.__version__ < version, reason=f"PyTorch {version}: {reason}")
 
 
 class Ops(TorchDispatchMode):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from layers import error
+from opchecks import needs_pytorch
 from problem import generator
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache
 from selective_scan._discretization import METHODS
@@ -259,7 +260,14 @@ def test_compiled(backend, lengths, options, device):
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    [(list, "aot_eager"), (torch.tensor, "aot_eager"), (torch.tensor, "inductor")],
+    [
+        (list, "aot_eager"),
+        (torch.tensor, "aot_eager"),
+        pytest.param(
+            *(torch.tensor, "inductor"),
+            marks=needs_pytorch("2.13", "an assertion of Inductor's own fails before"),
+        ),
+    ],
 )
 def test_compiled_rows(kind, backend):
     torch._dynamo.reset()

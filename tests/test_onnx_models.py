@@ -6,6 +6,7 @@ from torch import nn
 
 import published_calls
 from exported import Program, assert_close
+from opchecks import needs_pytorch
 from problem import METHODS
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache, mamba_inner_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
@@ -58,6 +59,7 @@ def test_both_directions_of_any_size(opset, tmp_path):
     check(mixers()[1], rows(*ROWS), tmp_path / "model.onnx", opset)
 
 
+@needs_pytorch("2.13", "turns of any length")
 def test_states_that_rotate(tmp_path):
     model = s6(dt_min=0.2, dt_max=1.0, rotary=True)
     check(model, rows(*ROWS), tmp_path / "model.onnx")
