@@ -118,7 +118,8 @@ def _load(name: str) -> _Failure | None:
         _, is_own, refusal = str(error).rpartition("selective_scan: ")
         if is_own:  # of an environment variable
             return _Failure(refusal, needs_build=False)
-        return _Failure(f"failed to load {path}: {error}")
+        loaders_own = error.__cause__ or error  # PyTorch 2.13 names the path alone
+        return _Failure(f"failed to load {path}: {loaders_own}")
     if version not in (__version__, "unknown"):
         return _Failure(f"{path} was built from version {version}, this is {__version__}")
     reason = _unfit_driver() if name == "cuda" else None
