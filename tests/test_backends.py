@@ -251,7 +251,9 @@ def test_library_that_does_not_load(sources_only, tmp_path):
     library.write_text("no library")
     error, message, _, status = json.loads(run_beside(tmp_path, CALL).stdout)
     assert error == "ImportError"
-    with pytest.raises(OSError) as loaders_own:  # as in "/path/_cpu.so: file too short"
+    with pytest.raises(
+        OSError, match="_cpu"
+    ) as loaders_own:  # as in "/path/_cpu.so: file too short"
         ctypes.CDLL(str(library))
     assert f"failed to load {library}: {loaders_own.value}" in message
     assert status["cpu"][1].startswith(f"failed to load {library}: ")

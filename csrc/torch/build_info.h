@@ -16,12 +16,8 @@ namespace selective_scan::op {
 inline std::string compiler_name() {
 #if defined(__clang__)
   return "clang " __clang_version__;
-#elif defined(__GNUC__)
-  return "gcc " __VERSION__;
-#elif defined(_MSC_VER)
-  return "msvc " + std::to_string(_MSC_VER);
 #else
-  return "unknown";
+  return "gcc " __VERSION__;
 #endif
 }
 
