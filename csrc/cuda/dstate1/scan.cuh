@@ -125,15 +125,57 @@ constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;  // of a lane
 template <class Shape>
 using ProjectedBits = Pack<uint32_t, kProjectedSteps<Shape>>;
 
-/// B or C, of this type or, if that is void, of any.
+/// B or C of this type.
 template <class Element, class Shape>
-class ProjectionOf {
+class KnownProjection {
  public:
-  __device__ ProjectionOf(const ArrayView& view, const ChannelTile& tile, int step, int steps)
-      : dtype_(view.dtype),
-        source_(tile.origin(view) + step * view.step * size()),
-        window_stride_(steps * view.step * size()),
-        stride_(kWarpSize * view.step * size()) {}
+  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
+      : source_(reinterpret_cast<const Element*>(tile.origin(view)) + step * view.step),
+        window_stride_(steps * view.step),
+        stride_(kWarpSize * view.step) {}
+
+  __device__ ProjectedBits<Shape> fetch(int left) {
+    ProjectedBits<Shape> bits{};
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      if (i * kWarpSize >= left) continue;
+      const Element* const source = source_ + i * stride_;
+      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+        bits.v[i] = *reinterpret_cast<const uint32_t*>(source);
+      } else {
+        bits.v[i] = source->bits;
+      }
+    }
+    source_ += window_stride_;
+    return bits;
+  }
+
+  __device__ void put(const ProjectedBits<Shape>& bits, int lane, float* row) const {
+#pragma unroll
+    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+        row[lane + i * kWarpSize] = bit_cast<float>(bits.v[i]);
+      } else {
+        row[lane + i * kWarpSize] = to_real(Element{static_cast<uint16_t>(bits.v[i])});
+      }
+    }
+  }
+
+ private:
+  const Element* source_;
+  int64_t window_stride_;
+  int64_t stride_;  // from one of the lane's steps to the next
+};
+
+/// B or C of any type.
+template <class Shape>
+class AnyProjection {
+ public:
+  __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
+      : source_(tile.origin(view) + step * view.step * element_size(view.dtype)),
+        window_stride_(steps * view.step * element_size(view.dtype)),
+        stride_(kWarpSize * view.step * element_size(view.dtype)),
+        dtype_(view.dtype) {}
 
   __device__ ProjectedBits<Shape> fetch(int left) {
     ProjectedBits<Shape> bits{};
@@ -141,8 +183,8 @@ class ProjectionOf {
     for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
       if (i * kWarpSize >= left) continue;
       const char* const source = source_ + i * stride_;
-      bits.v[i] = is_float() ? *reinterpret_cast<const uint32_t*>(source)
-                             : *reinterpret_cast<const uint16_t*>(source);
+      bits.v[i] = dtype_ == DType::kFloat32 ? *reinterpret_cast<const uint32_t*>(source)
+                                            : *reinterpret_cast<const uint16_t*>(source);
     }
     source_ += window_stride_;
     return bits;
@@ -152,36 +194,29 @@ class ProjectionOf {
 #pragma unroll
     for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
       const auto half = static_cast<uint16_t>(bits.v[i]);
-      row[lane + i * kWarpSize] = is_float()                       ? bit_cast<float>(bits.v[i])
-                                  : is<BFloat16>(DType::kBFloat16) ? to_real(BFloat16{half})
-                                                                   : to_real(Half{half});
+      row[lane + i * kWarpSize] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits.v[i])
+                                  : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
+                                                               : to_real(Half{half});
     }
   }
 
  private:
-  template <class Other>
-  __device__ bool is(DType dtype) const {
-    return std::is_void_v<Element> ? dtype_ == dtype : std::is_same_v<Element, Other>;
-  }
-  __device__ bool is_float() const { return is<float>(DType::kFloat32); }
-  __device__ int64_t size() const { return is_float() ? 4 : 2; }
-
-  DType dtype_;
   const char* source_;
   int64_t window_stride_;
   int64_t stride_;  // from one of the lane's steps to the next
+  DType dtype_;
 };
 
-template <class Storage>
-struct ElementOf {
-  using Type = void;
+template <class Storage, class Shape>
+struct ProjectionOf {
+  using Type = AnyProjection<Shape>;
 };
-template <template <class> class Storage, class Element>
-struct ElementOf<Storage<Element>> {
-  using Type = Element;
+template <template <class> class Storage, class Element, class Shape>
+struct ProjectionOf<Storage<Element>, Shape> {
+  using Type = KnownProjection<Element, Shape>;
 };
 template <class Storage, class Shape>
-using Projection = ProjectionOf<typename ElementOf<Storage>::Type, Shape>;
+using Projection = typename ProjectionOf<Storage, Shape>::Type;
 
 /// Whether arrays with steps are vectors.
 template <class Storage>
