@@ -18,7 +18,7 @@ CONVOLUTIONS = [
     (Call(8, 1536, 2048, 1, **LAST), 4, True, ("columns", True, 128, 768)),
     (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, False, ("columns", True, 104, 960)),
     (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 4, True, ("columns", True, 128, 384)),
-    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 8, True, ("any strides", True, 128, 1536)),
+    (Call(8, 1536, 2048, 1, dtype="float32", **LAST), 8, True, ("columns", True, 64, 1536)),
     (Call(2, 1536, 512, 1, **LAST), 4, False, ("columns", True, 4, 768)),
     (Call(2, 1536, 512, 1, **LAST), 4, True, ("columns", True, 8, 768)),
     (Call(1, 1536, 40000, 1, packed=True, **LAST), 4, False, ("columns", False, 116, 1044)),

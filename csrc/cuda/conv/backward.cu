@@ -31,12 +31,15 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
   }
   if constexpr (std::is_same_v<R, float>) {
     return with_element(params, [&]<class Element>(Element*) {
-      using Storage = Vectors<Element, column_channels(sizeof(Element), true)>;
-      if (plan.kernels == Kernels::kRows) {
-        return launch_kernel(rows_backward<Element>, plan.shape, stream, params, plan.rows, parts);
-      }
-      return plan.is_whole ? columns(columns_backward<float, Storage, kCommonWidth, true>)
-                           : columns(columns_backward<float, Storage, kCommonWidth, false>);
+      return with_taps(params, [&](auto taps) {
+        using Storage = Vectors<Element, column_channels(sizeof(Element), taps, true)>;
+        if (plan.kernels == Kernels::kRows) {
+          return launch_kernel(rows_backward<Element, taps>, plan.shape, stream, params, plan.rows,
+                               parts);
+        }
+        return plan.is_whole ? columns(columns_backward<float, Storage, taps, true>)
+                             : columns(columns_backward<float, Storage, taps, false>);
+      });
     });
   }
   return cudaErrorInvalidValue;

@@ -17,12 +17,14 @@ cudaError_t launch(const ConvForwardParams& params, const ScratchMemory&, cudaSt
     });
   } else if (plan.kernels != Kernels::kNone) {
     error = with_element(params, [&]<class Element>(Element*) {
-      using Storage = Vectors<Element, column_channels(sizeof(Element), false)>;
-      if (plan.kernels == Kernels::kRows) {
-        return launch_kernel(rows_forward<Element>, plan.shape, stream, params, plan.rows);
-      }
-      return plan.is_whole ? columns(columns_forward<float, Storage, kCommonWidth, true>)
-                           : columns(columns_forward<float, Storage, kCommonWidth, false>);
+      return with_taps(params, [&](auto taps) {
+        using Storage = Vectors<Element, column_channels(sizeof(Element), taps, false)>;
+        if (plan.kernels == Kernels::kRows) {
+          return launch_kernel(rows_forward<Element, taps>, plan.shape, stream, params, plan.rows);
+        }
+        return plan.is_whole ? columns(columns_forward<float, Storage, taps, true>)
+                             : columns(columns_forward<float, Storage, taps, false>);
+      });
     });
   }
   if (error != cudaSuccess || !params.final_states.present()) return error;

@@ -24,6 +24,13 @@ cudaError_t with_element(const ConvParams& params, const Visit& visit) {
   }
 }
 
+/// Calls visit with the number of taps of the kernels for this width, as a constant.
+template <class Visit>
+cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
+  if (params.width == kCommonWidth) return visit(std::integral_constant<int, kCommonWidth>{});
+  return visit(std::integral_constant<int, taps_of(kMaxConvWidth)>{});
+}
+
 /// Calls visit with a null pointer of the compute type.
 template <class Visit>
 cudaError_t with_real(const ConvParams& params, const Visit& visit) {

@@ -19,14 +19,13 @@
 
 namespace selective_scan::cuda::conv {
 
-constexpr int kRowTaps = kCommonWidth;
-template <class Element>
-constexpr int kRowVector = row_vector(sizeof(Element));
+template <class Element, int kTaps>
+constexpr int kRowVector = row_vector(kTaps, sizeof(Element));
 
 /// A lane's part of a row.
-template <class Element>
+template <class Element, int kTaps>
 struct RowPlace {
-  static constexpr int kSteps = kRowVector<Element>;
+  static constexpr int kSteps = kRowVector<Element, kTaps>;
 
   int lane;
   bool exists;  // lanes beyond the last row work on it too, and write nothing
@@ -101,10 +100,10 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
 }
 
 /// A vector of x and what it sees of the steps before.
-template <class Element>
+template <class Element, int kTaps>
 struct RowInputs {
-  static constexpr int kSteps = kRowVector<Element>;
-  static constexpr int kBefore = 4;
+  static constexpr int kSteps = kRowVector<Element, kTaps>;
+  static constexpr int kBefore = kTaps == kCommonWidth ? 4 : 8;
   Packed<Element, kBefore> before;
   Packed<Element, kSteps> own;
 
@@ -113,26 +112,26 @@ struct RowInputs {
     own = load_steps<kSteps>(row, first, seqlen);
   }
 
-  __device__ void unpack(float (&window)[kRowTaps - 1 + kSteps]) const {
+  __device__ void unpack(float (&window)[kTaps - 1 + kSteps]) const {
     float earlier[kBefore], later[kSteps];
     before.unpack(earlier);
     own.unpack(later);
 #pragma unroll
-    for (int i = 0; i < kRowTaps - 1 + kSteps; ++i) {
-      const int at = i - (kRowTaps - 1);
+    for (int i = 0; i < kTaps - 1 + kSteps; ++i) {
+      const int at = i - (kTaps - 1);
       window[i] = at < 0 ? earlier[kBefore + at] : later[at];
     }
   }
 };
 
 /// What a step of `run` sees of x around the vector at `first`.
-template <class Element, int kSeen>
+template <class Element, int kTaps, int kSeen>
 __device__ __forceinline__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
                                             int64_t channel, int first,
-                                            const RowInputs<Element>& inputs,
+                                            const RowInputs<Element, kTaps>& inputs,
                                             float (&window)[kSeen]) {
   inputs.unpack(window);
-  const int begin = first - (kRowTaps - 1);
+  const int begin = first - (kTaps - 1);
 #pragma unroll
   for (int i = 0; i < kSeen; ++i) {
     if (begin + i >= run.begin) continue;
@@ -141,13 +140,14 @@ __device__ __forceinline__ void make_window(const ConvParams& params, const Run&
   }
 }
 
+template <int kTaps>
 struct RowTaps {
-  float weight[kRowTaps];
+  float weight[kTaps];
   float bias;
   int first;
 
   __device__ RowTaps(const ConvParams& params, int64_t channel)
-      : bias(load_bias<float>(params, channel)), first(first_tap<kRowTaps>(params)) {
+      : bias(load_bias<float>(params, channel)), first(first_tap<kTaps>(params)) {
     load_taps(params, channel, first, weight);
   }
 
@@ -156,7 +156,7 @@ struct RowTaps {
   __device__ void convolve(const float (&window)[kSeen], float (&sums)[kSteps]) const {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      sums[i] = add_products<kRowTaps>(
+      sums[i] = add_products<kTaps>(
           bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[i + k]; });
     }
   }
@@ -165,20 +165,21 @@ struct RowTaps {
   __device__ void gather(const float (&gradients)[kSeen], float (&dx)[kSteps]) const {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      dx[i] = add_products<kRowTaps>(
+      dx[i] = add_products<kTaps>(
           0.0f, first, [&](int k) { return weight[k]; },
-          [&](int k) { return gradients[i + kRowTaps - 1 - k]; });
+          [&](int k) { return gradients[i + kTaps - 1 - k]; });
     }
   }
 };
 
 /// A vector whose steps may see states, or the ends of runs.
-template <class Element, class Place>
+template <class Element, int kTaps, class Place>
 __device__ __forceinline__ void convolve_runs(const ConvForwardParams& params, const Place& place,
-                                              const RowTaps& taps, const RowInputs<Element>& inputs,
-                                              int first, Element* out) {
+                                              const RowTaps<kTaps>& taps,
+                                              const RowInputs<Element, kTaps>& inputs, int first,
+                                              Element* out) {
   constexpr int kSteps = Place::kSteps;
-  constexpr int kSeen = kRowTaps - 1 + kSteps;
+  constexpr int kSeen = kTaps - 1 + kSteps;
   const auto convolve = [&](const Run& run, int from, int to) {
     float window[kSeen], values[kSteps] = {};
     if (!run.is_padding) {
@@ -202,12 +203,12 @@ __device__ __forceinline__ bool is_plain(const ConvBackwardParams& params) {
          !params.initial_states.present() && !params.dfinal_states.present();
 }
 
-template <class Element>
-__global__ void __launch_bounds__(kRowThreads, row_blocks(false))
+template <class Element, int kTaps>
+__global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
     rows_forward(const __grid_constant__ ConvForwardParams params, RowSplit split) {
-  using Place = RowPlace<Element>;
+  using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;
-  constexpr int kSeen = kRowTaps - 1 + kSteps;
+  constexpr int kSeen = kTaps - 1 + kSteps;
   constexpr int kAhead = tuning(false).rounds_ahead;
   const Place place(params, split);
   if (!place.exists) return;
@@ -219,15 +220,15 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(false))
   const int end = min(segment_end, seqlen);
 
   int first = place.first_of_round(split, 0);
-  RowInputs<Element> ahead[kAhead];
+  RowInputs<Element, kTaps> ahead[kAhead];
   if (is_plain(params)) {  // on their way while the taps are
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) ahead[i].load(x, first + i * round_steps, end);
   }
-  const RowTaps taps(params, place.channel);
+  const RowTaps<kTaps> taps(params, place.channel);
   if (!is_plain(params)) {
     for (int round = 0; round < split.rounds && first < seqlen; ++round) {
-      RowInputs<Element> inputs;
+      RowInputs<Element, kTaps> inputs;
       inputs.load(x, first, seqlen);
       convolve_runs(params, place, taps, inputs, first, out);
       first += round_steps;
@@ -251,29 +252,29 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(false))
 
 /// What a vector finds out: the gradients of its steps' sums, and what they add to those of the
 /// taps and of the bias.
-template <int kSteps>
+template <int kTaps, int kSteps>
 struct RowGradients {
   float gradients[kSteps] = {};
-  float taps[kRowTaps] = {};
+  float taps[kTaps] = {};
   float bias = 0;
 
   template <int kSeen>
   __device__ void add(int i, float gradient, const float (&window)[kSeen]) {
     gradients[i] = gradient;
 #pragma unroll
-    for (int k = 0; k < kRowTaps; ++k) taps[k] = fma(gradient, window[i + k], taps[k]);
+    for (int k = 0; k < kTaps; ++k) taps[k] = fma(gradient, window[i + k], taps[k]);
     bias += gradient;
   }
 };
 
 /// Goes through the runs as convolve_runs() does.
-template <class Element, int kSteps, class Place>
+template <class Element, int kTaps, int kSteps, class Place>
 __device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& params,
-                                                   const Place& place, const RowTaps& taps,
-                                                   const RowInputs<Element>& inputs,
+                                                   const Place& place, const RowTaps<kTaps>& taps,
+                                                   const RowInputs<Element, kTaps>& inputs,
                                                    const Packed<Element, kSteps>& douts, int first,
-                                                   RowGradients<kSteps>& result) {
-  constexpr int kSeen = kRowTaps - 1 + kSteps;
+                                                   RowGradients<kTaps, kSteps>& result) {
+  constexpr int kSeen = kTaps - 1 + kSteps;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) result.gradients[i] = 0;
   const auto add = [&](const Run& run, int from, int to) {
@@ -293,10 +294,11 @@ __device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& par
 }
 
 /// dx of a vector in whose steps runs may end, or final states have a part.
-template <int kSeen, class Element, class Place>
+template <int kTaps, int kSeen, class Element, class Place>
 __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, const Place& place,
-                                            const RowTaps& taps, const float (&gradients)[kSeen],
-                                            int first, Element* dx) {
+                                            const RowTaps<kTaps>& taps,
+                                            const float (&gradients)[kSeen], int first,
+                                            Element* dx) {
   constexpr int kSteps = Place::kSteps;
   const auto gather = [&](const Run& run, int from, int to) {
     float seen[kSeen], values[kSteps] = {};
@@ -307,7 +309,7 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
       taps.gather(seen, values);
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        if (i < left - (kRowTaps - 1) || first + i >= to) continue;
+        if (i < left - (kTaps - 1) || first + i >= to) continue;
         values[i] += load_state<float>(params.dfinal_states, run.states, place.channel,
                                        i - left + params.width - 1);
       }
@@ -319,29 +321,29 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
                gather);
 }
 
-/// Gives what gradient_at() gives in a call that is_plain(), kRowTaps - 1 steps or more after the
+/// Gives what gradient_at() gives in a call that is_plain(), kTaps - 1 steps or more after the
 /// row's first.
-template <class Element>
+template <int kTaps, class Element>
 __device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& params,
-                                                 const RowTaps& taps, const Element* x,
+                                                 const RowTaps<kTaps>& taps, const Element* x,
                                                  const Element* dout, int step) {
-  float window[kRowTaps], sum[1], gradient[1] = {};
+  float window[kTaps], sum[1], gradient[1] = {};
   if (!params.dout.present()) return gradient[0];
   gradient[0] = to_real(dout[step]);
 #pragma unroll
-  for (int k = 0; k < kRowTaps; ++k) window[k] = to_real(x[step - (kRowTaps - 1) + k]);
+  for (int k = 0; k < kTaps; ++k) window[k] = to_real(x[step - (kTaps - 1) + k]);
   taps.convolve(window, sum);
   differentiate(gradient, sum, params.silu);
   return gradient[0];
 }
 
 /// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
-template <class Element>
-__global__ void __launch_bounds__(kRowThreads, row_blocks(true))
+template <class Element, int kTaps>
+__global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
-  using Place = RowPlace<Element>;
+  using Place = RowPlace<Element, kTaps>;
   constexpr int kSteps = Place::kSteps;
-  constexpr int kLast = kRowTaps - 1;
+  constexpr int kLast = kTaps - 1;
   constexpr int kSeen = kLast + kSteps;
   constexpr int kAhead = tuning(true).rounds_ahead;
   start_dependents();
@@ -354,7 +356,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(true))
   const int round_steps = place.round_steps(split);
   int first = place.first_of_round(split, split.rounds - 1);
 
-  RowInputs<Element> ahead[kAhead];
+  RowInputs<Element, kTaps> ahead[kAhead];
   Packed<Element, kSteps> douts_ahead[kAhead];
   if (is_plain(params)) {  // on their way while the taps are
 #pragma unroll
@@ -363,15 +365,15 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(true))
       douts_ahead[i] = load_steps<kSteps>(dout, first - i * round_steps, dout_end);
     }
   }
-  const RowTaps taps(params, place.channel);
-  RowGradients<kSteps> own;
+  const RowTaps<kTaps> taps(params, place.channel);
+  RowGradients<kTaps, kSteps> own;
   // The gradients of the sums at the first steps behind the round; its last lane needs them, and
   // the first one has them. Those behind the segment are found by a lane each: a row of several
   // segments has all lanes of the warp.
   float behind[kLast], found = 0.0f;
   const int step = place.origin + split.rounds * round_steps + place.lane;
   if (place.lane < kLast && step < seqlen) {
-    found = is_plain(params) ? gradient_in_row(params, taps, x, dout, step)
+    found = is_plain(params) ? gradient_in_row<kTaps>(params, taps, x, dout, step)
                              : gradient_at<float>(params, place.batch, place.channel, step);
   }
 #pragma unroll
@@ -419,7 +421,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(true))
   } else {
 #pragma unroll 1
     for (int round = 0; round < split.rounds; ++round) {
-      RowInputs<Element> inputs;
+      RowInputs<Element, kTaps> inputs;
       inputs.load(x, first, seqlen);
       const auto douts = load_steps<kSteps>(dout, first, dout_end);
       differentiate_runs(params, place, taps, inputs, douts, first, own);
@@ -444,8 +446,8 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(true))
   float* row =
       parts + (place.batch * split.segments + place.segment) * (params.width + 1) * params.dim;
 #pragma unroll
-  for (int k = 0; k <= kRowTaps; ++k) {
-    const float sum = k < kRowTaps ? own.taps[k] : own.bias;
+  for (int k = 0; k <= kTaps; ++k) {
+    const float sum = k < kTaps ? own.taps[k] : own.bias;
     if (writes && k >= taps.first) row[(k - taps.first) * params.dim + place.channel] = sum;
   }
 }

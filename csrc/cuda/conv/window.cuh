@@ -25,10 +25,11 @@ struct Packed {
   __device__ void unpack(float (&values)[kCount]) const { to_reals<Element>(*this, values); }
 };
 
-/// Kernels are compiled for so many taps, of which a convolution of fewer has the last ones.
+/// Kernels are compiled for so many taps: those of the common width for as many as it has, those of
+/// the largest for any width, whose taps are the last ones.
 template <int kTaps>
 __device__ __forceinline__ int first_tap(const ConvParams& params) {
-  return kTaps - static_cast<int>(params.width);
+  return kTaps < kMaxConvWidth ? 0 : static_cast<int>(kMaxConvWidth - params.width);
 }
 
 /// sum + Σ_k weight(k)·value(k), in the same order in every kernel: a step's result has the same
@@ -38,7 +39,7 @@ __device__ __forceinline__ R add_products(R sum, int first, const Weight& weight
                                           const Value& value) {
 #pragma unroll
   for (int k = 0; k < kTaps; ++k) {
-    if (k >= first) sum = fma(weight(k), value(k), sum);
+    if (kTaps < kMaxConvWidth || k >= first) sum = fma(weight(k), value(k), sum);
   }
   return sum;
 }

@@ -142,14 +142,14 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
     plan.part_rows = params.batch * plan.columns.tiles;
   };
   const int64_t bytes = element_size(params.x.dtype);
-  const int channels = column_channels(bytes, is_backward);
-  const int row_steps = row_vector(static_cast<int>(bytes));
-  const bool may_be_vectors = !params.is_double && params.width <= kCommonWidth;
-  if (may_be_vectors && params.dim % channels == 0 &&
+  const int taps = taps_of(params.width);
+  const int channels = column_channels(bytes, taps, is_backward);
+  const int row_steps = row_vector(taps, static_cast<int>(bytes));
+  if (!params.is_double && params.dim % channels == 0 &&
       have_vectors(params, channels, &ArrayView::channel, true)) {
     plan.kernels = Kernels::kColumns;
-    split(channels, channels, kCommonWidth);
-  } else if (may_be_vectors && params.seqlen <= kMaxRowSteps &&
+    split(channels, channels, taps);
+  } else if (!params.is_double && params.seqlen <= kMaxRowSteps &&
              have_vectors(params, row_steps, &ArrayView::step, false)) {
     plan.kernels = Kernels::kRows;
     const bool is_aligned = have_vectors(params, row_steps, &ArrayView::step, true);

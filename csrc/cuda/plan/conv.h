@@ -29,7 +29,9 @@ constexpr int kBatchSteps = 4;
 /// Most steps of a thread, a multiple of a batch.
 constexpr int kMaxColumnSteps = 128;
 /// Channels of a thread: few, so that many threads have the registers.
-constexpr int column_channels(int64_t element_bytes, bool is_backward) {
+constexpr int column_channels(int64_t element_bytes, int taps, bool is_backward) {
+  if (is_backward && taps > 4) return 2;  // which have as many registers of sums as 4 of 4 taps
+
   // nvcc 12 takes no element of a temporary's array for a constant.
   const Tuning chosen = tuning(is_backward);
   return chosen.channels[element_bytes > 2];
@@ -67,13 +69,15 @@ struct ColumnSplit {
 
 constexpr int kRowThreads = 128;
 /// Blocks of a multiprocessor.
-constexpr int row_blocks(bool is_backward) {
-  return is_backward ? 5 : 8;
+constexpr int row_blocks(int taps, bool is_backward) {
+  if (is_backward) return taps <= 4 ? 5 : 3;
+  return taps <= 4 ? 8 : 4;
 }
 
-/// Steps of a vector of 16 bytes, no fewer than the next vector wants of this one.
-constexpr int row_vector(int element_bytes) {
-  return 16 / element_bytes;
+/// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
+constexpr int row_vector(int taps, int element_bytes) {
+  const int steps = 16 / element_bytes;
+  return taps - 1 > steps ? 8 : steps;
 }
 
 /// The longest rows: steps are counted by 32 bits.
@@ -90,8 +94,12 @@ struct RowSplit {
 
 // --- the choice ---
 
-/// The greatest width of published models' convolutions. Kernels for vectors have so many taps.
+/// The width of published models' convolutions.
 constexpr int kCommonWidth = 4;
+/// Returns the taps of the kernels that run a width; see first_tap().
+constexpr int taps_of(int64_t width) {
+  return width == kCommonWidth ? kCommonWidth : static_cast<int>(kMaxConvWidth);
+}
 
 enum class Kernels : int8_t { kNone, kColumns, kRows, kAnyStrides };
 
