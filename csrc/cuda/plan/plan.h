@@ -26,8 +26,8 @@ namespace selective_scan::cuda {
 
 /// The last one has a forward pass alone.
 enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kPrompt };
-constexpr auto kPathNames =
-    std::to_array<std::string_view>({"dstate1", "streamed", "floor", "narrow", "prompt"});
+constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "streamed", "floor", "narrow",
+                                                        "prompt"};
 static_assert(kPathNames.size() == static_cast<size_t>(Path::kPrompt) + 1);
 
 /// Whether a device has the path's kernels, of which some need asynchronous copies.
