@@ -317,8 +317,7 @@ def test_what_is_not_plain_is_called(change, device, monkeypatch):
     x = torch.randn(2, 40, 24, device=device)
     NOT_PLAIN[change].make(model)
     assert ops_of(model, x, monkeypatch) == NOT_PLAIN[change].norms
-    error = Error.of(model(x).to(F64), by_modules(model, x).to(F64))
-    assert error.relative_l2 < 2e-5, error
+    torch.testing.assert_close(model(x), by_modules(model, x))
 
 
 def test_hooks_for_all_modules_see_the_norms(device, monkeypatch):

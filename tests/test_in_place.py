@@ -164,6 +164,8 @@ def test_out_is_written_and_returned(name, changes, device):
     operator, arguments = call_of(name, changes, device)
     x = arguments[operator.x]
     strided = x.transpose(0, -1).contiguous().transpose(0, -1)
+    # On CUDA one step of one head may take other kernels where out has other strides.
+    has_one_kernel = device == "cpu" or name != "update" or "heads" in changes
     for function in (operator.function, operator.reference):
         plain = copy_of(arguments)
         expected = function(**plain)
@@ -174,7 +176,10 @@ def test_out_is_written_and_returned(name, changes, device):
                     continue
                 given[operator.x] = out
             assert function(**given) is out
-            torch.testing.assert_close(out, expected)
+            if has_one_kernel and name != "prefill":
+                assert torch.equal(out, expected)
+            else:
+                torch.testing.assert_close(out, expected)
             assert_same_states(operator, given, plain)
 
 
