@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from ._checks import REAL, check_dtype
 
@@ -15,10 +15,6 @@ def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-# Functions that look at their arguments stay one node each in a graph of torch.fx.
-
-
-@fx.wrap
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     """The tensor, if it is (batch, seqlen, d_model) of a dtype that some layer takes. Which one a
     layer takes is known where its projection is about to be called."""
@@ -34,7 +30,6 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     return tensor
 
 
-@fx.wrap
 def checked_factor(hidden: Tensor, weight: Tensor) -> Tensor:
     """What an in_proj takes that is no more than its weight: products have factors of one dtype,
     to which autocast brings all but float64."""

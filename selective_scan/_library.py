@@ -86,7 +86,7 @@ class _Failure(NamedTuple):
     needs_build: bool = True
 
 
-# Of the backends whose libraries are not loaded.
+# This says of each backend whose library is not loaded why it is not.
 _failures: dict[str, _Failure] = {}
 
 

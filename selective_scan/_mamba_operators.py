@@ -202,7 +202,7 @@ class _LayerDerivative(Derivative):
 
 
 class _LayerOperator(Operator):
-    """That of a layer."""
+    """The operator of a layer."""
 
     _derivative_type = _LayerDerivative
     _has_defaults = False

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
-from . import _memory
 from ._checks import MAX_WIDTH
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
-from ._ops import ops
+from ._ops import add_op_namespace_prefix, ops
 from ._prepared_step import PreparedStep
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
@@ -25,9 +24,9 @@ Rows = Tensor | Sequence[int]
 
 # Inductor 2.13 looks into index_select, and where the same graph has changed the tensor before, it
 # reads rows from where it is writing them. What an op gives is in memory of its own.
-_memory.define_callback(
-    "_rows_of", "(Tensor tensor, int dim, Tensor rows) -> Tensor", Tensor.index_select
-)
+_ROWS_OF = add_op_namespace_prefix("_rows_of")
+torch.library.define(_ROWS_OF, "(Tensor tensor, int dim, Tensor rows) -> Tensor")
+torch.library.impl(_ROWS_OF, "default", Tensor.index_select)
 
 
 class _Cache:
@@ -71,9 +70,9 @@ class _Cache:
         batch = self._tensors()[0].shape[0]
         if chosen.shape != (batch,):
             refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
+        is_compiling = torch.compiler.is_compiling()
+        select = ops._rows_of.default if is_compiling else Tensor.index_select
         for tensor in self._tensors():
-            is_compiling = torch.compiler.is_compiling()
-            select = ops._rows_of.default if is_compiling else Tensor.index_select
             tensor.copy_(select(tensor, 0, chosen))
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:

@@ -28,7 +28,8 @@ namespace selective_scan::cuda {
 enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kPrompt };
 constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "streamed", "floor", "narrow",
                                                         "prompt"};
-static_assert(kPathNames.size() == static_cast<size_t>(Path::kPrompt) + 1);
+static_assert(kPathNames.size() == static_cast<size_t>(Path::kPrompt) + 1 &&
+              !kPathNames.back().empty());
 
 /// Whether a device has the path's kernels, of which some need asynchronous copies.
 constexpr bool has_kernels(const Device& device, Path path) {
