@@ -183,7 +183,7 @@ def check_mamba_inner(case, device) -> None:
 CHECKS = {
     "selective_scan": check_selective_scan,
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
-    "packed_diagonal": lambda: check_all(packed_diagonal.test_packed, packed_diagonal.CASES),
+    "packed_diagonal": lambda: check_all(packed_diagonal.check, packed_diagonal.CASES),
     "boundaries": check_boundaries,
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
     "parts_of_scans": lambda: check_all(parts_of_scans.check, parts_of_scans.CASES),
