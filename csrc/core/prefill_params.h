@@ -19,7 +19,7 @@ namespace selective_scan {
 struct Checkpoint {
   int64_t sequence;
   int64_t steps;
-  int64_t slot;  // StateSlots::kNone: there is no such checkpoint, or it is kept nowhere
+  int64_t slot;  // StateSlots::kNoSlot: there is no such checkpoint, or it is kept nowhere
 };
 
 struct PrefillParams : ForwardParams {
@@ -41,13 +41,13 @@ struct PrefillParams : ForwardParams {
   /// Checkpoint `index` of a sequence, counted from the first one of this call.
   SELECTIVE_SCAN_HD Checkpoint checkpoint(int64_t sequence, int64_t index) const {
     const int64_t length = packed.end(sequence) - packed.begin(sequence);
-    if (index > length / checkpoint_every) return {sequence, length, StateSlots::kNone};
+    if (index > length / checkpoint_every) return {sequence, length, StateSlots::kNoSlot};
     const int64_t steps = steps_before(sequence, index);
     const int64_t column = column_of(sequence, index);
     const bool exists = steps <= length && column < columns;
-    const bool is_kept = exists && slots.of(sequence) != StateSlots::kNone;
+    const bool is_kept = exists && slots.of(sequence) != StateSlots::kNoSlot;
     const int64_t slot =
-        is_kept ? slots.slot_of(checkpoint_slots.at(sequence, column)) : StateSlots::kNone;
+        is_kept ? slots.slot_of(checkpoint_slots.at(sequence, column)) : StateSlots::kNoSlot;
     return {sequence, steps, slot};
   }
   /// The steps of this call before it, perhaps more than the sequence has.
@@ -76,7 +76,7 @@ struct PrefillParams : ForwardParams {
       }
     }
     const int64_t of_sequence = index - first_candidate(low);
-    if (of_sequence < 0) return {low, 0, StateSlots::kNone};
+    if (of_sequence < 0) return {low, 0, StateSlots::kNoSlot};
     return checkpoint(low, of_sequence);
   }
 

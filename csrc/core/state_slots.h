@@ -19,8 +19,6 @@ struct FlagArray {
 /// The states are (channel, state) of each slot, real or complex, of any dtype. A sequence whose
 /// index is padding has none: nothing is read or written for it.
 struct StateSlots : SlotRule {
-  static constexpr int64_t kNone = kNoSlot;
-
   int64_t sequences = 0;
   int64_t slots = 0;
   int64_t channels = 0;
@@ -38,9 +36,9 @@ struct StateSlots : SlotRule {
     return indices.present() ? slot_of(indices.at(sequence)) : sequence;
   }
 
-  /// Returns the slot where a sequence begins; kNone means that it begins with 0.
+  /// Returns the slot where a sequence begins; kNoSlot means that it begins with 0.
   SELECTIVE_SCAN_HD int64_t source(int64_t sequence) const {
-    return has_state.at(sequence) ? of(sequence) : kNone;
+    return has_state.at(sequence) ? of(sequence) : kNoSlot;
   }
 };
 

@@ -48,7 +48,7 @@ void copy(const StateSlots& slots, const ArrayView& from, int64_t from_row, cons
 
 void load_slot(const StateSlots& slots, int64_t sequence, const ArrayView& to) {
   const int64_t slot = slots.source(sequence);
-  if (slot != StateSlots::kNone) return copy(slots, slots.pool, slot, to, sequence);
+  if (slot != StateSlots::kNoSlot) return copy(slots, slots.pool, slot, to, sequence);
   // A row of one 0 for all states.
   double zero = 0;
   ArrayView zeros;

@@ -85,7 +85,7 @@ inline void check_checkpoints(const PrefillParams& params) {
     if (params.first_positions.present() && params.first_positions.at(i) < 0) {
       fail("first_position must be at least 0, got ", params.first_positions.at(i));
     }
-    if (params.slots.of(i) == StateSlots::kNone) continue;
+    if (params.slots.of(i) == StateSlots::kNoSlot) continue;
     const int64_t length = params.packed.end(i) - params.packed.begin(i);
     for (int64_t k = 0; params.steps_before(i, k) <= length; ++k) {
       const int64_t column = params.column_of(i, k);

@@ -109,7 +109,7 @@ void launch(const ConvPrefillParams& params, void* workspace, const ThreadPool& 
   launch(static_cast<const ConvForwardParams&>(params), workspace, pool);
   for (int64_t i = 0; i < slots.sequences; ++i) {
     const int64_t slot = slots.of(i);
-    if (slot == StateSlots::kNone) {
+    if (slot == StateSlots::kNoSlot) {
       clear_sequence(slots, params.packed(), i, params.out);
     } else {
       store_slot(slots, params.as_states(params.final_states), i, slot);

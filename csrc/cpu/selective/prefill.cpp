@@ -32,7 +32,7 @@ struct Sequence : ForwardParams {
     int64_t begin = 0;
     for (int64_t i = 0; all->checkpoint_every > 0 && all->steps_before(index, i) <= seqlen; ++i) {
       const Checkpoint checkpoint = all->checkpoint(index, i);
-      if (checkpoint.slot == StateSlots::kNone) continue;
+      if (checkpoint.slot == StateSlots::kNoSlot) continue;
       visit(begin, checkpoint.steps, checkpoint.slot);
       begin = checkpoint.steps;
     }
@@ -41,7 +41,7 @@ struct Sequence : ForwardParams {
 };
 
 int64_t bytes_of_sequence(const Sequence& sequence, const ThreadPool& pool) {
-  if (sequence.slot() == StateSlots::kNone) return 0;
+  if (sequence.slot() == StateSlots::kNoSlot) return 0;
   int64_t bytes = 0;
   sequence.for_each_piece([&](int64_t begin, int64_t end, int64_t) {
     bytes = std::max(bytes, workspace_bytes(steps_of(sequence, begin, end - begin), pool));
@@ -52,7 +52,7 @@ int64_t bytes_of_sequence(const Sequence& sequence, const ThreadPool& pool) {
 void scan_sequence(const Sequence& sequence, void* workspace, const ThreadPool& pool) {
   const PrefillParams& all = *sequence.all;
   const StateSlots& slots = all.slots;
-  if (sequence.slot() == StateSlots::kNone) {
+  if (sequence.slot() == StateSlots::kNoSlot) {
     return clear_sequence(slots, all.packed, sequence.index, all.out);
   }
   load_slot(slots, sequence.index, all.initial_state);

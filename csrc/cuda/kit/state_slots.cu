@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const ArrayView& pool = args.slots.pool;
   for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
     const int64_t slot = args.slots.source(sequence);
-    const T value = slot == StateSlots::kNone
+    const T value = slot == StateSlots::kNoSlot
                         ? T{}
                         : load_component<T>(pool, offset(pool, slot, channel, state));
     store_component(args.states, offset(args.states, sequence, channel, state), value);
@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(kSlotThreads)
     store_slots_kernel(const __grid_constant__ SlotArgs args) {
   const ArrayView& pool = args.slots.pool;
   for_each_block(args.rows, [&](int64_t sequence, int64_t part) {
-    if (args.slots.of(sequence) == StateSlots::kNone) clear_steps(args, sequence, part);
+    if (args.slots.of(sequence) == StateSlots::kNoSlot) clear_steps(args, sequence, part);
   });
   for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
     const int64_t slot = args.slots.of(sequence);
-    if (slot == StateSlots::kNone) return;
+    if (slot == StateSlots::kNoSlot) return;
     store_component(pool, offset(pool, slot, channel, state),
                     load_component<T>(args.states, offset(args.states, sequence, channel, state)));
   });

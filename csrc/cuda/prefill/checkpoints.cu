@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   const PrefillParams& params = args.params;
   for_each_state(args.rows, [&](int64_t candidate, int64_t channel, int64_t state) {
     const Checkpoint checkpoint = params.candidate(candidate);
-    if (checkpoint.slot == StateSlots::kNone) return;
+    if (checkpoint.slot == StateSlots::kNoSlot) return;
     const KnownState<T> known(params, checkpoint, channel, state);
     T h = known.value;
     const int64_t group = channel / (params.dim / params.groups);

@@ -12,8 +12,6 @@ namespace selective_scan::cuda::prompt {
 /// scanners, or scanners have left it to makers.
 constexpr int kFull = 1;
 constexpr int kFree = 3;
-/// All scanners have added up y of a chunk.
-constexpr int kSummed = 5;
 
 /// The compiler knows of all that derives from the result that it is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
@@ -60,6 +58,10 @@ struct Shared {
   /// Rows of y, of a warp's channels, if these are not stored by the warp alone.
   __device__ float* sums(int scanner) const { return skips(scanner) + S::kBiases; }
   __device__ char* raw_rows() const { return reinterpret_cast<char*>(planes(scanners)); }
+  /// Scanning warps meet here, where they store one another's output.
+  __device__ BarrierState& summed() const {
+    return *reinterpret_cast<BarrierState*>(raw_rows() + scanners * S::raw_row_bytes(kSize));
+  }
 };
 
 }  // namespace selective_scan::cuda::prompt

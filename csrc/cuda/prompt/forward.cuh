@@ -15,7 +15,7 @@
 //
 // Shared memory: raw B and C, two chunks of B and C in fp32, for each scanning warp its planes, two
 // chunks of rows, its channels' delta_bias and D, and y where rows lie along channels, then raw u
-// and delta: see Shape.
+// and delta, and a barrier of the scanning warps, where rows lie along channels: see Shape.
 //
 // Bound by: latency for short sequences; then accesses to shared memory, half of which are parts of
 // y, and of more channels issue slots.
@@ -68,6 +68,9 @@ __global__ void __launch_bounds__(Shape<kStates>::kMostWarps* kWarpSize, 1)
       states.h[s] =
           static_cast<const float*>(args.initial_state.data)[state_at(args.initial_state, s)];
     }
+  }
+  if (!is_along_steps(kAlong) && threadIdx.x == 0) {
+    SharedBarrier(shared.summed()).initialize(args.scanners * kWarpSize);
   }
   if (is_scanner && lane < S::kChannels) {
     shared.biases(warp)[lane] = raw_bias.value(args.delta_bias.dtype);

@@ -1,6 +1,7 @@
 // How the prompt kernels divide work among lanes, and their shared memory.
 #pragma once
 
+#include "../kit/barrier_state.h"
 #include "../kit/config.h"
 
 namespace selective_scan::cuda::prompt {
@@ -52,7 +53,8 @@ struct Shape {
   static constexpr int shared_bytes(int size, int scanners, Along along) {
     constexpr int kFloat = sizeof(float);
     return raw_projection_bytes(size) + kBuffers * kProjections * kFloat +
-           scanners * (raw_row_bytes(size) + scanner_floats(along) * kFloat);
+           scanners * (raw_row_bytes(size) + scanner_floats(along) * kFloat) +
+           (is_along_steps(along) ? 0 : static_cast<int>(sizeof(BarrierState)));
   }
 };
 

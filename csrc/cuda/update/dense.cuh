@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
 
   uint32_t slot = row;
   if (args.sources.present()) {
-    const int64_t index = args.sources.at(row, 0);
-    if (index < 0 || index >= args.slots || index == args.pad_slot_id) {
+    const int64_t index = SlotRule::named_slot(args.sources.at(row, 0), args);
+    if (index == SlotRule::kNoSlot) {
       if (is_writer) args.out[at] = Input{};
       return;
     }
