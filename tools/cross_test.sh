@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Cross-compiles the CPU sources for another platform, and runs the tests that need no PyTorch
-# (tests/native_test.cpp) under an emulator, once with each instruction set.
+# Compiles the CPU sources by another compiler, for another platform but by Clang, and runs the tests
+# that need no PyTorch (tests/native_test.cpp), under an emulator where it takes one, once with each
+# instruction set.
 #
-#   cross_test.sh arm64|windows FOLDER    compile and run
-#   cross_test.sh arm64|windows           print the Debian packages to install, nothing if none
+#   cross_test.sh arm64|clang|windows FOLDER    compile and run
+#   cross_test.sh arm64|clang|windows           print the Debian packages to install, nothing if none
 #
 # CXX names another compiler, EMULATOR another way to run its programs ("" runs them as they are).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-capabilities=(default)
 case $1 in
   arm64)
     compiler=${CXX:-aarch64-linux-gnu-g++} emulator=${EMULATOR-qemu-aarch64} flags=-O2
     packages="g++-aarch64-linux-gnu qemu-user"
+    ;;
+  clang)
+    compiler=${CXX:-clang++} emulator=${EMULATOR-} flags=-O1
+    packages=clang
     ;;
   windows)
     # GCC's stack on 64-bit Windows is aligned to 16 bytes, but unless it is patched, as Debian's is,
@@ -21,14 +25,17 @@ case $1 in
     compiler=${CXX:-x86_64-w64-mingw32-g++} emulator=${EMULATOR-wine}
     flags="-O1 -Wa,-muse-unaligned-vector-move"
     packages="g++-mingw-w64-x86-64 wine wine64"
-    if grep -qw avx2 /proc/cpuinfo; then capabilities+=(avx2); fi
-    if grep -qw avx512vl /proc/cpuinfo; then capabilities+=(avx512); fi
     ;;
   *)
-    echo "expected arm64 or windows, got '$1'" >&2
+    echo "expected arm64, clang or windows, got '$1'" >&2
     exit 2
     ;;
 esac
+capabilities=(default)
+if [[ $1 != arm64 ]]; then
+  if grep -qw avx2 /proc/cpuinfo; then capabilities+=(avx2); fi
+  if grep -qw avx512vl /proc/cpuinfo; then capabilities+=(avx512); fi
+fi
 
 missing=
 for program in $compiler $emulator; do

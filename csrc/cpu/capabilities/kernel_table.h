@@ -56,6 +56,14 @@ constexpr UpdateKernels update_kernels_of() {
   return {&UpdateKernel<State>::scratch_bytes, &UpdateKernel<State>::run};
 }
 
+// The kernels of these are in other sources of the instruction set.
+extern template struct MatrixScan<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+extern template struct MatrixScan<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+extern template struct MatrixScan<Complex<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>>;
+extern template struct MatrixScan<Complex<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>>;
+extern template struct StackStep<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+extern template struct StackStep<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+
 template <class InstructionSet>
 constexpr Capability make_capability() {
   Capability capability{InstructionSet::kName, {}, {}, {}, {}, {}, {}, {}, {}};

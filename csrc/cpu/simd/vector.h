@@ -319,9 +319,9 @@ template <class T, class K>
 constexpr bool kLooksUp = false;
 #if defined(__x86_64__)
 template <>
-constexpr bool kLooksUp<float, Avx2> = true;
+inline constexpr bool kLooksUp<float, Avx2> = true;
 template <>
-constexpr bool kLooksUp<float, Avx512> = true;
+inline constexpr bool kLooksUp<float, Avx512> = true;
 
 /// Lane i of the result is the entry, of 32 bits, that the low bits of lane i of `index` name.
 template <class Entry, class K>
@@ -346,7 +346,7 @@ template <class R>
 R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves);
 #if defined(__x86_64__)
 template <>
-constexpr bool kSpreadsHalves<Vec<float, Avx512>> = true;
+inline constexpr bool kSpreadsHalves<Vec<float, Avx512>> = true;
 
 template <class R>
 SELECTIVE_SCAN_HD R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves) {
@@ -376,7 +376,7 @@ template <class R, class Element>
 auto load_native_part(const Element* source, int64_t count);
 #if defined(__x86_64__)
 template <>
-constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
+inline constexpr bool kWidensHalves<Vec<float, Avx512>> = true;
 template <class Element>
 constexpr bool kLoadsParts<Vec<float, Avx512>, Element> = sizeof(Element) <= 4;
 template <class Element>

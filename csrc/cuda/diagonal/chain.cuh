@@ -11,7 +11,7 @@ namespace selective_scan::cuda::diagonal {
 template <class Storage>
 constexpr bool kIsKnown = true;
 template <>
-constexpr bool kIsKnown<AnyStorage> = false;
+inline constexpr bool kIsKnown<AnyStorage> = false;
 
 template <class Storage>
 constexpr bool kIsReversed = false;
