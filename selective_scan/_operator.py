@@ -137,7 +137,7 @@ class Operator:
         self._backward_names = tuple(backward.split())
         self._derived = derived or {}
         self._function_arguments = function_arguments or arguments
-        self._backward_arguments = backward_arguments or arguments
+        self.backward_arguments = backward_arguments or arguments
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
@@ -147,7 +147,7 @@ class Operator:
         has_last_state = any(result.name == "last_state" for result in results)
         self._function_options = (*[RETURN_LAST_STATE] * has_last_state, BACKEND)
         differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
-        found = {*self._backward_arguments.names, *self._gradient_like}
+        found = {*self.backward_arguments.names, *self._gradient_like}
         self._gradients = [argument for argument in differentiable if argument.name in found]
         self._anchor = arguments.names.index(arguments.anchor)
         self._tensor_places, self._list_places = (
@@ -477,7 +477,7 @@ class Operator:
     def _check_backward(self, arguments: tuple) -> dict:
         """The backward op's arguments by name."""
         given = dict(zip(self._backward_names, arguments, strict=True))
-        call = self._backward_arguments.check(given)
+        call = self.backward_arguments.check(given)
         for result in self.results:
             self._check_backward_argument(result, given, call)
         return given
@@ -515,4 +515,4 @@ class Operator:
 
     def _backward_flops(self, *arguments, out_val: object, **_given_gradients: Tensor) -> int:
         given = dict(zip(self._backward_names, arguments, strict=True))
-        return self._flops(self._backward_arguments.check(given))[1]
+        return self._flops(self.backward_arguments.check(given))[1]

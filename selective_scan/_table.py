@@ -18,6 +18,7 @@ from ._checks import (
     COMPLEX,
     ELLIPSIS,
     EXPRESSIONS,
+    HALF,
     INTEGER,
     REAL,
     SINGLE_OR_DOUBLE,
@@ -443,6 +444,7 @@ class Case(NamedTuple):
         is_complex: that of the state of the calls of which they hold, if not of all.
         rank: likewise, of tensors.
         given: an argument that is there, or True, in these calls.
+        is_half: whether it is for tensors of float16 and bfloat16 alone.
     """
 
     dtypes: Dtypes
@@ -450,12 +452,14 @@ class Case(NamedTuple):
     is_complex: bool | None = None
     rank: int | None = None
     given: str | None = None
+    is_half: bool = False
 
     def holds(self, tensor: Tensor, call: Call) -> bool:
         return (
             self.is_complex in (None, call.is_complex)
             and self.rank in (None, tensor.dim())
             and (self.given is None or self.given in call.tensors or call.options.get(self.given))
+            and (not self.is_half or tensor.dtype in HALF)
         )
 
 

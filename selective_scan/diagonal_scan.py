@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from ._checks import COMPLEX, ELLIPSIS, HALF, REAL, SINGLE_OR_DOUBLE, Call, Dtypes, check_dims, fail
+from ._checks import COMPLEX, ELLIPSIS, REAL, SINGLE_OR_DOUBLE, Call, check_dims, fail
 from ._operator import Operator
 from ._packed import scan_steps
 from ._result import Result
@@ -16,21 +14,20 @@ from ._table import (
     STATE_DTYPES,
     BackendName,
     BroadcastableTo,
+    Case,
+    Cases,
     Option,
     Table,
     TensorArgument,
 )
 
 
-def _dtypes_beside(other: str) -> Callable[[Tensor, Call], tuple[Dtypes, str]]:
+def _dtypes_beside(other: str) -> Cases:
     """Half precision has no complex counterpart that a complex `other` could turn it into."""
-
-    def dtypes(tensor: Tensor, call: Call) -> tuple[Dtypes, str]:
-        if tensor.dtype in HALF and call[other].is_complex():
-            return (*SINGLE_OR_DOUBLE, *COMPLEX), f" (complex {other})"
-        return (*REAL, *COMPLEX), ""
-
-    return dtypes
+    wide = (*SINGLE_OR_DOUBLE, *COMPLEX)
+    return Cases(
+        (Case(wide, f" (complex {other})", is_complex=True, is_half=True), Case((*REAL, *COMPLEX)))
+    )
 
 
 def _check_steps(name: str, tensor: Tensor, call: Call) -> None:

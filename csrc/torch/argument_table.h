@@ -41,6 +41,7 @@ struct Alternative {
   Index rank;
 };
 
+/// Nothing is said where the operator checks by itself.
 struct ArgumentShape {
   std::array<Alternative, 3> alternatives;
   std::array<Alternative, 1> otherwise;
@@ -57,7 +58,7 @@ struct DtypeCase {
   std::array<ScalarType, 6> dtypes;
   Index count;             // kNoIndex where the operator checks by itself
   Index is_complex, rank;  // kNoIndex holds for any
-  bool needs_given;
+  bool needs_given, needs_half;
   const char* remark;
 };
 

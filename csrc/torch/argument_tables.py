@@ -20,6 +20,7 @@ TABLES = {
     "kSelectiveScan": ("_selective_scan", "SELECTIVE_SCAN"),
     "kMatrixScan": ("_matrix_scan", "MATRIX_SCAN"),
     "kSelectiveScanPrefill": ("selective_scan_prefill", "_PREFILL"),
+    "kDiagonalScan": ("diagonal_scan", "DIAGONAL_SCAN"),
     "kSelectiveStateUpdate": ("selective_state_update", "_STATE_UPDATE"),
     "kAdaptiveUnitaryScan": ("adaptive_unitary", "_ADAPTIVE_UNITARY_SCAN"),
     "kMambaInner": ("_mamba_operators", "MAMBA_INNER"),
@@ -28,8 +29,8 @@ TABLES = {
     "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),
     "kS6Step": ("_s6_step", "S6_STEP"),
 }
-# Operators whose arguments C++ checks by itself.
-_OTHERS = [("diagonal_scan", "DIAGONAL_SCAN")]
+# Likewise of their backward ops, where C++ wants these.
+BACKWARD_TABLES = {"kDiagonalScanBackward": ("diagonal_scan", "DIAGONAL_SCAN")}
 _SCALAR_TYPES = {
     "float16": "Half",
     "bfloat16": "BFloat16",
@@ -164,7 +165,7 @@ class _Header:
             cases = dtypes.cases
         elif isinstance(dtypes, tuple):
             cases = (self._table.Case(dtypes),)
-        text = ", ".join(map(self._case, cases)) or '{{{}}, -1, -1, -1, false, ""}'
+        text = ", ".join(map(self._case, cases)) or '{{{}}, -1, -1, -1, false, false, ""}'
         return (
             f'{{"{argument.name}", {{{{{text}}}}}, {dtype_of}, "{remark}", '
             f"{self._shape(argument.shape, places)}, {_flag(argument.is_changed)}, "
@@ -178,10 +179,12 @@ class _Header:
         rank = -1 if case.rank is None else case.rank
         return (
             f"{{{{{{{types}}}}}, {len(names)}, {is_complex}, {rank}, "
-            f'{_flag(case.given is not None)}, "{case.remark}"}}'
+            f'{_flag(case.given is not None)}, {_flag(case.is_half)}, "{case.remark}"}}'
         )
 
     def _shape(self, shape, places: dict[str, int]) -> str:
+        if not isinstance(shape, self._table.Shape):
+            return "{}"
         where = -1 if shape.where is None else places[shape.where]
         one = -1 if shape.one is None else self.size(shape.one)
         doubled = None if shape.two_of is None else f"2*{shape.two_of}"
@@ -259,9 +262,11 @@ def main(package: str, header: str) -> None:
     sys.path.insert(0, package)
     modules = (importlib.import_module(f"selective_scan.{name}") for name in ("_checks", "_table"))
     made = _Header(*modules)
-    operators = {place: _operator(*place) for place in (*TABLES.values(), *_OTHERS)}
+    operators = {place: _operator(*place) for place in TABLES.values()}
     for constant, place in TABLES.items():
         made.add(constant, operators[place].arguments)
+    for constant, place in BACKWARD_TABLES.items():
+        made.add(constant, operators[place].backward_arguments)
     for operator in (*operators.values(), _layer_of_ranks()):
         made.schemas += [f"{name}{schema}" for name, schema in operator.schemas().items()]
     target = Path(header)

@@ -38,6 +38,11 @@ class Workspace {
   void* data_ = nullptr;
 };
 
+/// Whether a call has nothing that a backend would run.
+inline bool is_empty(const auto& params) {
+  return params.batch == 0 || params.dim == 0;
+}
+
 /// Has a backend run a call, which may ask for scratch memory whenever it likes.
 template <class Backend, class Params>
 void launch_with_workspace(const Backend& backend, const Tensor& like, const Params& params) {

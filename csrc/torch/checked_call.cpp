@@ -16,11 +16,7 @@ bool has(const Alternative& dims, Index dim) {
 }
 
 std::string text_of(const Alternative& dims) {
-  std::string text = "(";
-  for (const Index dim : entries(dims)) {
-    text += (text.size() > 1 ? ", " : "") + std::string(kDimensions[dim].name);
-  }
-  return text + (dims.rank == 1 ? ",)" : ")");
+  return tuple_text(entries(dims), [](Index dim) { return kDimensions[dim].name; });
 }
 
 }  // namespace
@@ -79,6 +75,7 @@ void CheckedCall::check_dtype_of_entry(const Entry& entry) const {
     if (it.is_complex != kNoIndex && it.is_complex != is_complex_) continue;
     if (it.rank != kNoIndex && it.rank != tensor.dim()) continue;
     if (it.needs_given && !limits_.is_given) continue;
+    if (it.needs_half && !is_half_dtype(dtype)) continue;
     if (it.count == kNoIndex) return;
     const std::span<const ScalarType> allowed(it.dtypes.data(), static_cast<size_t>(it.count));
     if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
@@ -108,10 +105,9 @@ void CheckedCall::check_shape_of_entry(const Entry& entry) {
   Alternative dims = present(all[0]);
   for (Index i = 1; i < count && dims.rank != rank; ++i) dims = present(all[i]);
   if (count > 1 && dims.rank != rank) {
-    std::string texts = text_of(present(all[0]));
-    for (Index i = 1; i < count; ++i) {
-      texts += (i + 1 < count ? ", " : " or ") + text_of(present(all[i]));
-    }
+    const auto texts =
+        alternatives_text(std::span(all, static_cast<size_t>(count)),
+                          [&](const Alternative& it) { return text_of(present(it)); });
     fail(name_of(entry), " must be ", texts, ", got ", shape_text(tensor));
   }
   Index& last = dims.dims[dims.rank - 1];

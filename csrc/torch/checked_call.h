@@ -105,7 +105,7 @@ void set_sizes(Params& params, const CheckedCall& call) {
   if constexpr (requires { params.is_complex; }) params.is_complex = call.is_complex();
   params.batch = call[tables::kBatch];
   params.dim = call[tables::kDim];
-  params.seqlen = call[tables::kSeqlen];
+  if constexpr (requires { params.seqlen; }) params.seqlen = call[tables::kSeqlen];
   if constexpr (requires { params.width; }) params.width = call[tables::kWidth];
   if constexpr (requires { params.dstate; }) params.dstate = call[tables::kDstate];
   if constexpr (requires { params.groups; }) params.groups = call.groups();

@@ -53,21 +53,27 @@ inline void check_sequences(const ConvArguments& args) {
   if (args.return_final_states) fail("return_final_states must be False where seq_idx is given");
 }
 
+/// Refuses what a table says that no kernel may see; fills in sizes, flags, x and the taps.
+CheckedCall set_convolution(ConvParams& params, const auto& table, const auto& args) {
+  params.silu = parse_activation(args.activation);
+  CheckedCall call(table, {}, args.tensors());
+  call.check_shapes();
+  set_sizes(params, call);
+  params.x = conv_view(args.x);
+  params.weight = taps_view(args.weight);
+  if (args.bias) params.bias = taps_view(*args.bias);
+  return call;
+}
+
 /// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
 /// With `reverse` batch entries, which are one sequence each, run from their last step to their
 /// first.
 inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
   ConvParams params;
-  params.silu = parse_activation(args.activation);
-  CheckedCall call(tables::kCausalConv1d, {}, args.tensors());
-  call.check_shapes();
+  const CheckedCall call = set_convolution(params, tables::kCausalConv1d, args);
   check_sequences(args);
-  set_sizes(params, call);
   params.sequences = call[tables::kSequences];
-
-  params.x = sequence_view(args.x, reverse);
-  params.weight = taps_view(args.weight);
-  if (args.bias) params.bias = taps_view(*args.bias);
+  if (reverse) params.x = reversed(params.x, params.seqlen);
   if (args.seq_idx) params.seq_idx = index_view(*args.seq_idx);
   if (args.cu_seqlens) params.cu_seqlens = index_view(*args.cu_seqlens);
   if (args.initial_states) params.initial_states = conv_view(*args.initial_states);
@@ -91,15 +97,8 @@ inline void check_conv_gradients(const ConvArguments& args, const ConvParams& pa
 /// Does what make_conv_params does; out and the states that kernels use are still to be filled in.
 inline ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
   ConvPrefillParams params;
-  params.silu = parse_activation(args.activation);
-  CheckedCall call(tables::kCausalConv1dPrefill, {}, args.tensors());
-  call.check_shapes();
-  set_sizes(params, call);
+  const CheckedCall call = set_convolution(params, tables::kCausalConv1dPrefill, args);
   params.sequences = call[tables::kSequences];
-
-  params.x = conv_view(args.x);
-  params.weight = taps_view(args.weight);
-  if (args.bias) params.bias = taps_view(*args.bias);
   params.cu_seqlens = index_view(args.cu_seqlens);
   params.slots = state_slots(args.conv_states, params.sequences, args.cache_indices,
                              args.has_initial_state, args.pad_slot_id);
@@ -110,11 +109,8 @@ inline ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& ar
 /// Does what make_conv_params does.
 inline ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
   ConvUpdateParams params;
-  params.silu = parse_activation(args.activation);
+  const CheckedCall call = set_convolution(params, tables::kCausalConv1dUpdate, args);
   params.pad_slot_id = args.pad_slot_id;
-  CheckedCall call(tables::kCausalConv1dUpdate, {}, args.tensors());
-  call.check_shapes();
-  set_sizes(params, call);
   params.seqlen = args.x.dim() == 3 ? call[tables::kSteps] : 1;
   params.slots = args.conv_state.size(0);
   params.state_len = call[tables::kStateLen];
@@ -123,17 +119,10 @@ inline ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args)
          shape_text(args.conv_state));
   }
 
-  params.x = conv_view(args.x);
-  params.weight = taps_view(args.weight);
-  if (args.bias) params.bias = taps_view(*args.bias);
   params.conv_state = conv_view(args.conv_state);
   if (args.cache_seqlens) params.cache_seqlens = index_view(*args.cache_seqlens);
   if (args.conv_state_indices) params.conv_state_indices = index_view(*args.conv_state_indices);
   return params;
-}
-
-inline bool is_empty(const ConvParams& params) {
-  return params.batch == 0 || params.dim == 0;
 }
 
 /// Its final states are there where they are asked for.

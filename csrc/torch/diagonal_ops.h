@@ -16,51 +16,16 @@
 #include <vector>
 
 #include "../core/diagonal_params.h"
+#include "argument_tables.h"
 #include "backend.h"
+#include "checked_call.h"
 #include "packed_sequences.h"
 
 namespace selective_scan::op {
 
-inline bool is_half_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
-}
-
-inline constexpr std::initializer_list<ScalarType> kAnyDtypes = {
-    ScalarType::Float,  ScalarType::Half,         ScalarType::BFloat16,
-    ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble};
-inline constexpr std::initializer_list<ScalarType> kDtypesBesideComplex = {
-    ScalarType::Float, ScalarType::Double, ScalarType::ComplexFloat, ScalarType::ComplexDouble};
-
-inline void check_diagonal_dtypes(const Tensor& a, const char* b_name, const Tensor& b,
-                                  const OptionalTensor& initial_state) {
-  check_dtype("a", a, kAnyDtypes);
-  check_dtype(b_name, b, kAnyDtypes);
-  const bool complex_a = is_complex_dtype(a.scalar_type());
-  const bool complex_b = is_complex_dtype(b.scalar_type());
-  if (complex_b && is_half_dtype(a.scalar_type())) {
-    check_dtype("a", a, kDtypesBesideComplex, (std::string(" (complex ") + b_name + ")").c_str());
-  }
-  if (complex_a && is_half_dtype(b.scalar_type())) {
-    check_dtype(b_name, b, kDtypesBesideComplex, " (complex a)");
-  }
-  if (!initial_state) return;
-  if (complex_a || complex_b) {
-    check_dtype("initial_state", *initial_state,
-                {ScalarType::ComplexFloat, ScalarType::ComplexDouble});
-  } else {
-    check_dtype("initial_state", *initial_state, {ScalarType::Float, ScalarType::Double});
-  }
-}
-
-/// Has `first` in place of the first size.
-inline std::string row_shape_text(const Tensor& b, int64_t first) {
-  const auto sizes = b.sizes();
-  std::string text = "(";
-  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(i > 0 ? sizes[i] : first);
-  }
-  return text + (sizes.size() == 2 ? ",)" : ")");
-}
+/// What the forward op has, and the backward op beside gradients: h stands there for b.
+using DiagonalArguments = tables::DiagonalScanArguments;
+using DiagonalBackwardArguments = tables::DiagonalScanBackwardArguments;
 
 inline void check_diagonal_shapes(const Tensor& a, const char* b_name, const Tensor& b,
                                   const OptionalTensor& initial_state,
@@ -70,15 +35,20 @@ inline void check_diagonal_shapes(const Tensor& a, const char* b_name, const Ten
   if (is_packed && b.dim() == 1) {
     fail(b_name, " must be (1, ..., seqlen) where cu_seqlens is given, got ", shape_text(b));
   }
-  const int64_t sequences = is_packed ? packed_sequences(*cu_seqlens, b_name, b).count : 0;
-  bool matches = !initial_state || initial_state->dim() == b.dim() - 1;
-  for (int64_t i = 0; initial_state && matches && i < initial_state->dim(); ++i) {
-    matches = initial_state->size(i) == (is_packed && i == 0 ? sequences : b.size(i));
+  std::vector<int64_t> wanted(b.sizes().begin(), b.sizes().end() - 1);
+  if (is_packed) {
+    check_shape("cu_seqlens", *cu_seqlens, {{"sequences+1"}});
+    if (cu_seqlens->size(0) == 0) {
+      fail("cu_seqlens must have sequences+1 of at least 1, got ", shape_text(*cu_seqlens));
+    }
+    if (b.size(0) != 1) {
+      fail(b_name, " must have batch of 1 where cu_seqlens is given, got ", shape_text(b));
+    }
+    wanted.front() = cu_seqlens->size(0) - 1;
   }
-  if (!matches) {
+  if (initial_state && !has_sizes(*initial_state, wanted)) {
     fail("initial_state must be ", is_packed ? "(sequences, ...)" : "(...)", " = ",
-         row_shape_text(b, is_packed ? sequences : b.size(0)), ", got ",
-         shape_text(*initial_state));
+         sizes_text(wanted), ", got ", shape_text(*initial_state));
   }
   bool fits = a.dim() <= b.dim();
   for (int64_t i = 1; fits && i <= a.dim(); ++i) {
@@ -90,20 +60,14 @@ inline void check_diagonal_shapes(const Tensor& a, const char* b_name, const Ten
   }
 }
 
-/// Refuses whatever no kernel may see. In the backward op h stands where the forward op has b.
-inline void check_diagonal_scan(const Tensor& a, const char* b_name, const Tensor& b,
-                                const OptionalTensor& initial_state,
-                                const OptionalTensor& cu_seqlens) {
-  check_dense("a", a);
-  check_dense(b_name, b);
-  if (initial_state) check_dense("initial_state", *initial_state);
-  if (cu_seqlens) check_dense("cu_seqlens", *cu_seqlens);
-  check_same_device("a", a, b_name, b);
-  if (initial_state) check_same_device("initial_state", *initial_state, b_name, b);
-  if (cu_seqlens) check_same_device("cu_seqlens", *cu_seqlens, b_name, b);
-  check_diagonal_dtypes(a, b_name, b, initial_state);
-  if (cu_seqlens) check_dtype("cu_seqlens", *cu_seqlens, kIndexDtypes);
-  check_diagonal_shapes(a, b_name, b, initial_state, cu_seqlens);
+/// Refuses whatever no kernel may see; fills in the types, and sequences that are packed.
+void set_scan(DiagonalScanParams& params, const auto& table, const auto& args, const char* b_name,
+              const Tensor& b) {
+  const CheckedCall call(table, {}, args.tensors());
+  check_diagonal_shapes(args.a, b_name, b, args.initial_state, args.cu_seqlens);
+  params.is_complex = call.is_complex();
+  params.is_double = call.is_double();
+  if (args.cu_seqlens) params.packed = packed_sequences(*args.cu_seqlens, b.size(b.dim() - 1));
 }
 
 /// Whether a is smaller than b in some dimension, and in time.
@@ -206,14 +170,6 @@ class RowLayout {
   std::vector<Entry> entries_;
 };
 
-/// Gives the same array from its last step to its first.
-inline DiagonalArray reversed(DiagonalArray array, int64_t seqlen) {
-  array.data =
-      static_cast<char*>(array.data) + (seqlen - 1) * array.step * element_size(array.dtype);
-  array.step = -array.step;
-  return array;
-}
-
 /// A contiguous copy of `tensor`, broadcast to the shape of `shape`.
 inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
   return copy(allocate(tensor, shape.sizes(), dtype_of(tensor)), tensor);
@@ -224,28 +180,18 @@ inline Tensor laid_out_like(const Tensor& like, const Tensor& values) {
   return copy(empty_like(like, values.scalar_type()), values);
 }
 
-inline void set_types(DiagonalScanParams& params, const Tensor& a, const Tensor& b,
-                      const OptionalTensor& initial_state) {
-  params.is_complex = is_complex_dtype(a.scalar_type()) || is_complex_dtype(b.scalar_type());
-  params.is_double = is_double_dtype(a.scalar_type()) || is_double_dtype(b.scalar_type()) ||
-                     (initial_state && is_double_dtype(initial_state->scalar_type()));
-}
-
 /// b's dtype, its complex counterpart where the scan is complex.
 inline ScalarType result_dtype(const DiagonalScanParams& params, const Tensor& b) {
   return params.is_complex ? float_dtype(is_double_dtype(b.scalar_type()), true) : b.scalar_type();
 }
 
 template <class Backend>
-Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor& initial_state,
-                         bool reverse, const OptionalTensor& cu_seqlens) {
-  check_diagonal_scan(a, "b", b, initial_state, cu_seqlens);
-  const Backend backend(b);
-
+Tensor diagonal_scan_fwd(const DiagonalArguments& args) {
+  const auto& [a, b, initial_state, reverse, cu_seqlens] = args;
   DiagonalForwardParams params;
-  set_types(params, a, b, initial_state);
-  if (cu_seqlens) params.packed = packed_sequences(*cu_seqlens, "b", b);
+  set_scan(params, tables::kDiagonalScan, args, "b", b);
   params.packed.reversed = reverse;
+  const Backend backend(b);
   backend.check(params.packed);
   // Rows of more dimensions than kernels take are copied: those of contiguous copies are one
   // dimension.
@@ -278,13 +224,6 @@ Tensor diagonal_scan_fwd(const Tensor& a, const Tensor& b, const OptionalTensor&
   fail("the rows of b could not be laid out");
 }
 
-inline void check_dh(const Tensor& dh, const Tensor& h) {
-  check_dense("dh", dh);
-  check_same_device("dh", dh, "h", h);
-  check_dtype("dh", dh, {h.scalar_type()});
-  check_shape_of("dh", dh, "h", h);
-}
-
 /// What the kernel writes of da: da itself, or, where a is broadcast, values still to be summed
 /// over broadcast_dims(): one for each step, or one for each segment of time.
 inline Tensor new_da_values(const DiagonalScanParams& params, const Tensor& a, const Tensor& h,
@@ -308,14 +247,12 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
                                                      const OptionalTensor& initial_state,
                                                      bool reverse, const OptionalTensor& cu_seqlens,
                                                      bool complex_b) {
-  check_diagonal_scan(a, "h", h, initial_state, cu_seqlens);
-  check_dh(dh, h);
-  const Backend backend(h);
-
   DiagonalBackwardParams params;
-  set_types(params, a, h, initial_state);
-  if (cu_seqlens) params.packed = packed_sequences(*cu_seqlens, "h", h);
+  const DiagonalBackwardArguments args{a, h, initial_state, cu_seqlens};
+  set_scan(params, tables::kDiagonalScanBackward, args, "h", h);
   params.packed.reversed = !reverse;
+  check_like("dh", dh, "h", h);
+  const Backend backend(h);
   backend.check(params.packed);
   if (!params.is_complex && complex_b)
     fail("h must be complex where b is, got ", dtype_name(h.scalar_type()));
@@ -388,7 +325,8 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
 /// Registers the ops of a backend.
 template <class Backend>
 void implement_diagonal_scan(auto& library) {
-  library.impl("diagonal_scan_fwd", TORCH_BOX(&diagonal_scan_fwd<Backend>));
+  library.impl("diagonal_scan_fwd",
+               TORCH_BOX(&DiagonalArguments::one_by_one<&diagonal_scan_fwd<Backend>>));
   library.impl("diagonal_scan_bwd", TORCH_BOX(&diagonal_scan_bwd<Backend>));
 }
 

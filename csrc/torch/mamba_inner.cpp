@@ -12,11 +12,9 @@ namespace {
 
 // --- arguments --------------------------------------------------------------------------------
 
-/// Weights and biases as the matrix products take them.
+/// Weights and biases as the matrix products take them; x_proj and delta_proj are always there.
 struct ProductWeights {
-  OptionalTensor in_proj, in_proj_bias;
-  Tensor x_proj, delta_proj;
-  OptionalTensor out_proj, out_proj_bias;
+  OptionalTensor in_proj, in_proj_bias, x_proj, delta_proj, out_proj, out_proj_bias;
 };
 
 /// One of a layer's scans, whose results are added.
@@ -76,21 +74,14 @@ struct Layer {
     std::vector<Tensor*> others;
     std::vector<int64_t> offsets;
     int64_t count = 0;
-    const auto visit = [&](Tensor& tensor) {
-      if (dtype_of(tensor) == dtype) return;
-      others.push_back(&tensor);
+    for (OptionalTensor* weight :
+         {&weights.in_proj, &weights.in_proj_bias, &weights.x_proj, &weights.delta_proj,
+          &weights.out_proj, &weights.out_proj_bias}) {
+      if (!*weight || dtype_of(**weight) == dtype) continue;
+      others.push_back(&**weight);
       offsets.push_back(count);
-      count += round_up(tensor.numel(), kAligned);
-    };
-    const auto visit_optional = [&](OptionalTensor& tensor) {
-      if (tensor) visit(*tensor);
-    };
-    visit_optional(weights.in_proj);
-    visit_optional(weights.in_proj_bias);
-    visit(weights.x_proj);
-    visit(weights.delta_proj);
-    visit_optional(weights.out_proj);
-    visit_optional(weights.out_proj_bias);
+      count += round_up((*weight)->numel(), kAligned);
+    }
     if (others.empty()) return;
     const Tensor memory = allocate(args.xz, {count}, dtype);
     for (size_t i = 0; i < others.size(); ++i) {
@@ -277,7 +268,7 @@ struct Layer {
   }
   /// steps is a matrix.
   void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
-    multiply(steps, matrix_of(x_dbl, 0, rank), transposed(weights.delta_proj));
+    multiply(steps, matrix_of(x_dbl, 0, rank), transposed(*weights.delta_proj));
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
@@ -311,7 +302,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   project(kept);
   const Tensor u = convolve(half(0), kept);
   const Tensor x_dbl = new_rows(projected());
-  multiply(x_dbl, u, weights.x_proj, std::nullopt);
+  multiply(x_dbl, u, *weights.x_proj, std::nullopt);
   const Tensor steps = new_rows(dim);
   project_steps(matrix_of(steps), x_dbl);
   const auto scan = [&](const Scan& it, LayerKept::OfScan& kept_of) {
@@ -425,10 +416,10 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   dy = Tensor();
 
   const Tensor &dxz = rows.dxz, &dx_dbl = rows.dx_dbl, dsteps = matrix_of(dxz, 0, dim);
-  multiply(matrix_of(dx_dbl, 0, rank), dsteps, weights.delta_proj);
+  multiply(matrix_of(dx_dbl, 0, rank), dsteps, *weights.delta_proj);
   made.ddelta_proj_weight =
       weight_gradient(args.delta_proj_weight, dsteps, matrix_of(x_dbl, 0, rank));
-  accumulate(matrix_of(rows.du), matrix_of(dx_dbl), weights.x_proj);
+  accumulate(matrix_of(rows.du), matrix_of(dx_dbl), *weights.x_proj);
   made.dx_proj_weight = weight_gradient(args.x_proj_weight, matrix_of(dx_dbl), matrix_of(u));
   u = Tensor();
   std::tie(made.dconv1d_weight, made.dconv1d_bias) =

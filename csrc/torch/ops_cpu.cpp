@@ -102,7 +102,8 @@ Tensor sum(const Tensor& residual, const Tensor& product) {
   return Tensor(handle);
 }
 
-constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
+constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
+                           &other_gradients<ScanBackend<DiagonalA>>};
 constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast, &sum};

@@ -143,7 +143,8 @@ Tensor sum(const Tensor& residual, const Tensor& product) {
   return result;
 }
 
-constexpr ScanOps kScanOps = scan_ops<ScanBackend<DiagonalA>>();
+constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
+                           &other_gradients<ScanBackend<DiagonalA>>};
 constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};

@@ -6,17 +6,33 @@
 
 namespace selective_scan::op {
 
-constexpr std::initializer_list<ScalarType> kIndexDtypes = {ScalarType::Int, ScalarType::Long};
-
 /// (batch, seqlen), or an index for each sequence
-IndexArray index_view(const Tensor& tensor);
+inline IndexArray index_view(const Tensor& tensor) {
+  IndexArray view;
+  view.data = tensor.const_data_ptr();
+  view.is_wide = dtype_of(tensor) == ScalarType::Long;
+  const int64_t last = tensor.dim() - 1;
+  if (last == 1) view.batch = tensor.stride(0);
+  view.step = tensor.stride(last);
+  return view;
+}
 
 /// The sequences in `total` steps whose boundaries are cu_seqlens, which were checked.
-PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total);
-/// Gives those in `packed`, called `name`, (batch, ..., seqlen); checks their shapes.
-PackedSequences packed_sequences(const Tensor& cu_seqlens, const char* name, const Tensor& packed);
-
+inline PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total) {
+  return {index_view(cu_seqlens), cu_seqlens.size(0) - 1, total};
+}
 /// Refuses boundaries that do not rise; they must be the host's to read.
-void check_boundaries(const PackedSequences& packed);
+inline void check_boundaries(const PackedSequences& packed) {
+  if (!packed.present()) return;
+  int64_t before = 0;
+  for (int64_t i = 0; i <= packed.count; ++i) {
+    const int64_t boundary = packed.boundaries.at(i);
+    if (boundary < before || boundary > packed.total) {
+      fail("cu_seqlens must rise from 0 to at most seqlen = ", packed.total, ", got ", boundary,
+           " behind ", before);
+    }
+    before = boundary;
+  }
+}
 
 }  // namespace selective_scan::op

@@ -26,17 +26,6 @@ inline void check_prefill_options(const PrefillArguments& args) {
   }
 }
 
-inline ArrayView prefill_projection_view(const Tensor& tensor, bool is_complex) {
-  if (tensor.dim() == 2) return pole_view(tensor);
-  return with_parts(view_of(tensor, &ArrayView::group, &ArrayView::state, &ArrayView::step), tensor,
-                    is_complex);
-}
-
-/// (channel, step)
-inline ArrayView prefill_view(const Tensor& tensor) {
-  return view_of(tensor, &ArrayView::channel, &ArrayView::step);
-}
-
 /// Refuses whatever no kernel may see, but for values of indices, positions and boundaries; returns
 /// parameters with everything filled in but `out` and the states that kernels use. `max_dstate` is
 /// the backend's limit, 0 for none.
@@ -54,20 +43,10 @@ inline PrefillParams make_prefill_params(const PrefillArguments& args, int64_t m
   set_sizes(params, call);
   params.batch = 1;
   params.seqlen = call[tables::kTotal];
-  params.variable_B = args.B.dim() > 2;
-  params.variable_C = args.C.dim() > 2;
   params.packed = packed_sequences(args.cu_seqlens, params.seqlen);
   if (args.checkpoint_slots) params.columns = call[tables::kCheckpoints];
 
-  params.u = prefill_view(args.u);
-  params.delta = prefill_view(args.delta);
-  params.A = pole_view(args.A);
-  params.B = prefill_projection_view(args.B, params.is_complex);
-  params.C = prefill_projection_view(args.C, params.is_complex);
-  if (args.D) params.D = channel_view(*args.D);
-  if (args.z) params.z = prefill_view(*args.z);
-  if (args.input_delta) params.input_delta = prefill_view(*args.input_delta);
-  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
+  set_inputs(params, args, /*reverse=*/false);
   params.slots = state_slots(args.states, params.packed.count, args.cache_indices,
                              args.has_initial_state, args.pad_slot_id);
   params.slots.is_complex = params.is_complex;
@@ -107,7 +86,7 @@ Tensor selective_scan_prefill(const PrefillArguments& args) {
   backend.check(params);
   const Tensor result = args.out ? Tensor() : allocate_like(u);
   if (is_empty(params)) return result;
-  params.out = prefill_view(args.out ? *args.out : result);
+  params.out = sequence_view(args.out ? *args.out : result, /*reverse=*/false);
   const std::array<int64_t, 3> shape = {params.sequences(), params.dim, params.dstate};
   const Tensor before = allocate(u, shape, state_dtype(params));
   const Tensor behind = allocate(u, shape, state_dtype(params));

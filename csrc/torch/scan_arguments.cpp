@@ -6,10 +6,6 @@
 namespace selective_scan::op {
 namespace {
 
-bool is_variable(const Tensor& projection) {
-  return projection.dim() != 2;
-}
-
 template <class Predicate>
 std::string method_names(const Predicate& is_wanted, const char* separator) {
   std::string names;
@@ -18,6 +14,13 @@ std::string method_names(const Predicate& is_wanted, const char* separator) {
     names += std::string(names.empty() ? "" : separator) + kMethodNames[i];
   }
   return names;
+}
+
+/// Parses the name of a method that takes an A of shape (dim, dstate, dstate).
+Method parse_matrix_method(const std::string& name) {
+  const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
+  if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
+  return Method::kBilinear;
 }
 
 }  // namespace
@@ -44,29 +47,22 @@ ScalarType state_dtype(const ScanParams& params) {
 }
 
 ArrayView sequence_view(const Tensor& tensor, bool reverse) {
-  const ArrayView view = sequence_view(tensor);
-  return reverse ? reversed(view, tensor.size(2)) : view;
+  const int64_t last = tensor.dim() - 1;
+  const ArrayView view =
+      view_of(tensor, last == 2 ? &ArrayView::batch : kNone, &ArrayView::channel, &ArrayView::step);
+  return reverse ? reversed(view, tensor.size(last)) : view;
 }
 
-ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse) {
-  if (!is_variable(tensor)) return pole_view(tensor);
-  const auto group = tensor.dim() == 4 ? &ArrayView::group : kNone;
+ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse,
+                          bool has_batch) {
+  if (tensor.dim() == 2) return pole_view(tensor);
+  const auto batch = has_batch ? &ArrayView::batch : kNone;
+  const auto group = tensor.dim() - has_batch == 3 ? &ArrayView::group : kNone;
   const ArrayView view =
-      with_parts(view_of(tensor, &ArrayView::batch, group, &ArrayView::state, &ArrayView::step),
-                 tensor, params.is_complex);
+      with_parts(view_of(tensor, batch, group, &ArrayView::state, &ArrayView::step), tensor,
+                 params.is_complex);
   return reverse ? reversed(view, params.seqlen) : view;
 }
-
-namespace {
-
-/// Parses the name of a method that takes an A of shape (dim, dstate, dstate).
-Method parse_matrix_method(const std::string& name) {
-  const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
-  if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
-  return Method::kBilinear;
-}
-
-}  // namespace
 
 ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate) {
   ScanParams params;
@@ -88,22 +84,11 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
     }
   });
   set_sizes(params, call);
-  params.variable_B = is_variable(args.B);
-  params.variable_C = is_variable(args.C);
   if (args.cu_seqlens) {
     params.packed = packed_sequences(*args.cu_seqlens, params.seqlen);
     params.packed.reversed = args.reverse;
   }
-
-  params.u = sequence_view(args.u, args.reverse);
-  params.delta = sequence_view(args.delta, args.reverse);
-  params.A = pole_view(args.A);
-  params.B = projection_view(args.B, params, args.reverse);
-  params.C = projection_view(args.C, params, args.reverse);
-  if (args.D) params.D = channel_view(*args.D);
-  if (args.z) params.z = sequence_view(*args.z, args.reverse);
-  if (args.input_delta) params.input_delta = sequence_view(*args.input_delta, args.reverse);
-  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
+  set_inputs(params, args, args.reverse);
   if (args.initial_state) params.initial_state = state_view(*args.initial_state);
   return params;
 }

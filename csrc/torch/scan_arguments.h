@@ -30,10 +30,28 @@ ScalarType state_dtype(const ScanParams& params);
 // Views of tensors that were checked. Those with steps point at the last step, with a negative
 // stride, where the scan is reversed.
 
-/// (batch, dim, seqlen)
+/// (batch, dim, seqlen), or without the batch.
 ArrayView sequence_view(const Tensor& tensor, bool reverse);
 /// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
-/// dimension twice as long where a real tensor interleaves complex values.
-ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse);
+/// dimension twice as long where a real tensor interleaves complex values. Without a batch it is
+/// (dim, dstate) or (groups, dstate, seqlen).
+ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse,
+                          bool has_batch = true);
+
+/// Fills in the inputs of a scan or of a prefill, whose sizes are there.
+void set_inputs(ScanParams& params, const auto& args, bool reverse) {
+  const bool has_batch = args.u.dim() == 3;
+  params.variable_B = args.B.dim() != 2;
+  params.variable_C = args.C.dim() != 2;
+  params.u = sequence_view(args.u, reverse);
+  params.delta = sequence_view(args.delta, reverse);
+  params.A = pole_view(args.A);
+  params.B = projection_view(args.B, params, reverse, has_batch);
+  params.C = projection_view(args.C, params, reverse, has_batch);
+  if (args.D) params.D = channel_view(*args.D);
+  if (args.z) params.z = sequence_view(*args.z, reverse);
+  if (args.input_delta) params.input_delta = sequence_view(*args.input_delta, reverse);
+  if (args.delta_bias) params.delta_bias = channel_view(*args.delta_bias);
+}
 
 }  // namespace selective_scan::op

@@ -57,10 +57,6 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
   return allocate(u, {num_saved_values(params)}, state_dtype(params));
 }
 
-inline bool is_empty(const ScanParams& params) {
-  return params.batch == 0 || params.dim == 0;
-}
-
 /// Memory for what all steps do.
 inline Tensor new_own(const Tensor& u, const ForwardParams& params) {
   return allocate(u, {params.batch, 2, params.dim, params.dstate}, state_dtype(params));
@@ -400,9 +396,5 @@ struct ScanOps {
   decltype(&scan_forward<DiagonalA>) forward;
   decltype(&other_gradients<DiagonalA>) backward;
 };
-template <class Backend>
-constexpr ScanOps scan_ops() {
-  return {&scan_forward<Backend>, &other_gradients<Backend>};
-}
 
 }  // namespace selective_scan::op

@@ -9,8 +9,23 @@ namespace selective_scan::op {
 
 /// Fills in what these arguments say; `pool` is (slots, channels, states). Whether states are
 /// complex or double is still to be said.
-StateSlots state_slots(const Tensor& pool, int64_t sequences, const OptionalTensor& cache_indices,
-                       const OptionalTensor& has_initial_state, int64_t pad_slot_id);
+inline StateSlots state_slots(const Tensor& pool, int64_t sequences,
+                              const OptionalTensor& cache_indices,
+                              const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
+  StateSlots slots;
+  slots.pool = state_view(pool);
+  slots.slots = pool.size(0);
+  slots.channels = pool.size(1);
+  slots.dstate = pool.size(2);
+  slots.sequences = sequences;
+  slots.pad_slot_id = pad_slot_id;
+  if (cache_indices) slots.indices = index_view(*cache_indices);
+  if (has_initial_state) {
+    const auto* data = static_cast<const bool*>(has_initial_state->const_data_ptr());
+    slots.has_state = {data, has_initial_state->stride(0)};
+  }
+  return slots;
+}
 
 /// Refuses an index of a slot that there is not; `Pool` has `slots`, and may have a pad_slot_id.
 template <class Pool>
@@ -28,6 +43,8 @@ void check_slots(const char* name, const IndexArray& indices, int64_t count, con
   for (int64_t i = 0; i < count; ++i) check_slot(name, indices.at(i), pool);
 }
 /// Checks those of all sequences.
-void check_slots(const StateSlots& slots);
+inline void check_slots(const StateSlots& slots) {
+  check_slots("cache_indices", slots.indices, slots.sequences, slots);
+}
 
 }  // namespace selective_scan::op

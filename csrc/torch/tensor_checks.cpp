@@ -7,38 +7,6 @@
 namespace selective_scan::op {
 namespace {
 
-/// "(a, b)", and "(a,)" for one entry.
-template <class Range, class TextOf>
-std::string tuple_text(const Range& entries, const TextOf& text_of) {
-  std::string text = "(";
-  size_t count = 0;
-  for (const auto& entry : entries) {
-    if (count++ > 0) text += ", ";
-    text += text_of(entry);
-  }
-  return text + (count == 1 ? ",)" : ")");
-}
-/// Gives the text of sizes or strides.
-std::string tuple_text(torch::headeronly::IntHeaderOnlyArrayRef entries) {
-  return tuple_text(entries, [](int64_t entry) { return std::to_string(entry); });
-}
-
-/// "a, b or c"
-std::string alternatives_text(std::span<const ScalarType> dtypes) {
-  std::string text;
-  size_t index = 0;
-  for (ScalarType dtype : dtypes) {
-    if (index > 0) text += index + 1 == dtypes.size() ? " or " : ", ";
-    text += dtype_name(dtype);
-    ++index;
-  }
-  return text;
-}
-
-std::string dim_names(std::span<const Dim> dims) {
-  return tuple_text(dims, [](const Dim& dim) { return dim.name; });
-}
-
 /// Whether its sizes are these, as far as they are known.
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
   const auto sizes = tensor.sizes();
@@ -48,6 +16,31 @@ bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
   }
   return true;
 }
+
+struct DtypeName {
+  ScalarType dtype;
+  const char* name;
+};
+constexpr DtypeName kDtypeNames[] = {
+    {ScalarType::Float, "float32"},
+    {ScalarType::Double, "float64"},
+    {ScalarType::Half, "float16"},
+    {ScalarType::BFloat16, "bfloat16"},
+    {ScalarType::ComplexHalf, "complex32"},
+    {ScalarType::ComplexFloat, "complex64"},
+    {ScalarType::ComplexDouble, "complex128"},
+    {ScalarType::Bool, "bool"},
+    {ScalarType::Byte, "uint8"},
+    {ScalarType::Char, "int8"},
+    {ScalarType::Short, "int16"},
+    {ScalarType::Int, "int32"},
+    {ScalarType::Long, "int64"},
+    {ScalarType::UInt16, "uint16"},
+    {ScalarType::UInt32, "uint32"},
+    {ScalarType::UInt64, "uint64"},
+    {ScalarType::Float8_e5m2, "float8_e5m2"},
+    {ScalarType::Float8_e4m3fn, "float8_e4m3fn"},
+};
 
 }  // namespace
 
@@ -77,46 +70,10 @@ ScalarType dtype_of(const Tensor& tensor) {
 }
 
 std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::ComplexHalf:
-      return "complex32";
-    case ScalarType::ComplexFloat:
-      return "complex64";
-    case ScalarType::ComplexDouble:
-      return "complex128";
-    case ScalarType::Bool:
-      return "bool";
-    case ScalarType::Byte:
-      return "uint8";
-    case ScalarType::Char:
-      return "int8";
-    case ScalarType::Short:
-      return "int16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::UInt16:
-      return "uint16";
-    case ScalarType::UInt32:
-      return "uint32";
-    case ScalarType::UInt64:
-      return "uint64";
-    case ScalarType::Float8_e5m2:
-      return "float8_e5m2";
-    case ScalarType::Float8_e4m3fn:
-      return "float8_e4m3fn";
-    default:
-      return "another dtype";
+  for (const DtypeName& it : kDtypeNames) {
+    if (it.dtype == dtype) return it.name;
   }
+  return "another dtype";
 }
 
 std::string device_name(const Tensor& tensor) {
@@ -125,16 +82,24 @@ std::string device_name(const Tensor& tensor) {
   return "another device";
 }
 
+std::string sizes_text(std::span<const int64_t> sizes) {
+  return tuple_text(sizes, [](int64_t size) { return std::to_string(size); });
+}
+
 std::string shape_text(const Tensor& tensor) {
-  return tuple_text(tensor.sizes());
+  return sizes_text(tensor.sizes());
 }
 
 std::string strides_text(const Tensor& tensor) {
-  return tuple_text(tensor.strides());
+  return sizes_text(tensor.strides());
 }
 
 bool is_complex_dtype(ScalarType dtype) {
   return dtype == ScalarType::ComplexFloat || dtype == ScalarType::ComplexDouble;
+}
+
+bool is_half_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
 }
 
 bool is_double_dtype(ScalarType dtype) {
@@ -154,6 +119,11 @@ Place place_of(const Tensor& tensor) {
   return place;
 }
 
+bool has_sizes(const Tensor& tensor, std::span<const int64_t> wanted) {
+  const auto sizes = tensor.sizes();
+  return std::equal(sizes.begin(), sizes.end(), wanted.begin(), wanted.end());
+}
+
 void check_dense(const char* name, const Tensor& tensor) {
   if (!is_dense(tensor)) fail(name, " must be a dense (strided) tensor, got another layout");
 }
@@ -170,13 +140,14 @@ void check_dtype(const char* name, const Tensor& tensor, std::span<const ScalarT
                  const char* remark) {
   const ScalarType dtype = dtype_of(tensor);
   if (std::find(allowed.begin(), allowed.end(), dtype) == allowed.end()) {
-    fail(name, " must have dtype ", alternatives_text(allowed), remark, ", got ",
+    fail(name, " must have dtype ", alternatives_text(allowed, dtype_name), remark, ", got ",
          dtype_name(dtype));
   }
 }
 
-void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
-  if (!has_shape(tensor, dims)) fail_on_shape(name, tensor, dims);
+void check_shape(const char* name, const Tensor& tensor, Dims dims) {
+  const std::span wanted(dims.begin(), dims.size());
+  if (!has_shape(tensor, wanted)) fail_on_shape(name, tensor, wanted);
 }
 
 void check_beside(const char* name, const Tensor& tensor, const char* other_name,
@@ -190,19 +161,26 @@ void check_beside(const char* name, const Tensor& tensor, const char* other_name
 void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims) {
   const bool any_known =
       std::any_of(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size != Dim::kAny; });
+  const std::string names = tuple_text(dims, [](const Dim& dim) { return dim.name; });
   const std::string expected = tuple_text(
       dims, [](const Dim& dim) { return dim.size == Dim::kAny ? "*" : std::to_string(dim.size); });
-  fail(name, " must be ", dim_names(dims), any_known ? " = " + expected : "", ", got ",
-       shape_text(tensor));
+  fail(name, " must be ", names, any_known ? " = " + expected : "", ", got ", shape_text(tensor));
 }
 
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other) {
-  const auto sizes = tensor.sizes(), wanted = other.sizes();
-  if (sizes.size() != wanted.size() || !std::equal(sizes.begin(), sizes.end(), wanted.begin())) {
+  if (!has_sizes(tensor, other.sizes())) {
     fail(name, " must have the shape of ", other_name, ", ", shape_text(other), ", got ",
          shape_text(tensor));
   }
+}
+
+void check_like(const char* name, const Tensor& tensor, const char* other_name,
+                const Tensor& other) {
+  check_dense(name, tensor);
+  check_same_device(name, tensor, other_name, other);
+  check_dtype(name, tensor, {dtype_of(other)});
+  check_shape_of(name, tensor, other_name, other);
 }
 
 void check_changed(const char* name, const Tensor& tensor) {
@@ -216,10 +194,7 @@ void check_changed(const char* name, const Tensor& tensor) {
 
 void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
                           const Tensor& input) {
-  check_dense(name, gradient);
-  check_same_device(name, gradient, input_name, input);
-  check_dtype(name, gradient, {dtype_of(input)});
-  check_shape_of(name, gradient, input_name, input);
+  check_like(name, gradient, input_name, input);
   check_changed(name, gradient);
 }
 

@@ -32,6 +32,7 @@ ScalarType dtype_of(const Tensor& tensor);
 /// These are texts as Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
 std::string dtype_name(ScalarType dtype);
 std::string device_name(const Tensor& tensor);
+std::string sizes_text(std::span<const int64_t> sizes);
 std::string shape_text(const Tensor& tensor);
 std::string strides_text(const Tensor& tensor);
 
@@ -45,6 +46,8 @@ struct Dim {
 using Dims = std::initializer_list<Dim>;
 
 bool is_complex_dtype(ScalarType dtype);
+/// float16 or bfloat16
+bool is_half_dtype(ScalarType dtype);
 /// float64 or complex128
 bool is_double_dtype(ScalarType dtype);
 
@@ -55,6 +58,7 @@ struct Place {
   bool operator==(const Place&) const = default;
 };
 Place place_of(const Tensor& tensor);
+bool has_sizes(const Tensor& tensor, std::span<const int64_t> wanted);
 
 void check_dense(const char* name, const Tensor& tensor);
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
@@ -67,16 +71,16 @@ inline void check_dtype(const char* name, const Tensor& tensor,
   check_dtype(name, tensor, std::span(allowed.begin(), allowed.size()), remark);
 }
 [[noreturn]] void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
-void check_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
-inline void check_shape(const char* name, const Tensor& tensor, Dims dims) {
-  check_shape(name, tensor, std::span(dims.begin(), dims.size()));
-}
+void check_shape(const char* name, const Tensor& tensor, Dims dims);
 /// Checks all of these, the shape last.
 void check_beside(const char* name, const Tensor& tensor, const char* other_name,
                   const Tensor& other, std::initializer_list<ScalarType> allowed, Dims dims);
 /// That of `other`.
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other);
+/// Checks that a tensor has the device, dtype and shape of `other`.
+void check_like(const char* name, const Tensor& tensor, const char* other_name,
+                const Tensor& other);
 /// Checks a tensor that is changed in place: elements that share memory would have no one value.
 void check_changed(const char* name, const Tensor& tensor);
 /// Checks a tensor of any strides into which the gradient of `input` is to be written.

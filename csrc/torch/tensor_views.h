@@ -82,7 +82,8 @@ inline ArrayView sequence_view(const Tensor& tensor) {
 }
 
 /// At the last of its steps, with a negative stride.
-inline ArrayView reversed(ArrayView view, int64_t seqlen) {
+template <class View>
+View reversed(View view, int64_t seqlen) {
   if (seqlen == 0) return view;
   view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
   view.step = -view.step;
@@ -120,9 +121,7 @@ inline Tensor view_as(const Tensor& tensor, std::initializer_list<int64_t> sizes
 
 /// The tensor itself, its memory advised if it is a CPU's.
 inline Tensor with_huge_pages(Tensor tensor) {
-  int32_t device_type;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
-  if (device_type == aoti_torch_device_type_cpu()) {
+  if (tensor.is_cpu()) {
     int64_t storage_bytes;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &storage_bytes));
     advise_huge_pages(tensor.mutable_data_ptr(), storage_bytes);
@@ -134,14 +133,12 @@ inline Tensor with_huge_pages(Tensor tensor) {
 inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
                        IntHeaderOnlyArrayRef strides, ScalarType dtype) {
   using torch::stable::detail::from, torch::stable::detail::to;
-  int32_t device_type, device_index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  const Place place = place_of(like);
   return with_huge_pages(allocating(like, sizes, dtype, [&] {
     AtenTensorHandle handle;
     TORCH_ERROR_CODE_CHECK(
         aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                 to<int32_t>(from(dtype)), device_type, device_index, &handle));
+                                 to<int32_t>(from(dtype)), place.type, place.index, &handle));
     return Tensor(handle);
   }));
 }

@@ -58,15 +58,10 @@ inline UpdateParams make_update_params(const UpdateArguments& args, int64_t max_
 
   CheckedCall call(tables::kSelectiveStateUpdate, {max_dstate, args.A_is_log}, args.tensors());
   call.check_shapes();
-  params.is_double = call.is_double();
-  params.is_complex = call.is_complex();
+  set_sizes(params, call);
   params.slots = call[tables::kSlots];
-  params.batch = call[tables::kBatch];
   params.steps = has_steps(args) ? call[tables::kSteps] : 1;
   params.heads = has_heads(args) ? call[tables::kHeads] : 1;
-  params.dim = call[tables::kDim];
-  params.dstate = call[tables::kDstate];
-  params.groups = call.groups();
   if (!has_heads(args)) {
     params.heads = params.groups;
     params.dim /= params.groups;

@@ -93,7 +93,7 @@ class DistributedOperator(Operator):
 
     def _backward_fake(self, *arguments):
         given = dict(zip(self._backward_names, arguments, strict=True))
-        call = self._backward_arguments.check(given)
+        call = self.backward_arguments.check(given)
         for result in self.results:
             if result.is_differentiable and given[f"d{result.name}"] is not None:
                 check_dims(f"d{result.name}", given[f"d{result.name}"], result.dims, call.sizes)

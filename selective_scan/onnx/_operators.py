@@ -336,94 +336,18 @@ class Operators:
         state.copy_(last.view(state.shape))
         return y.transpose(1, 2).reshape(x.shape)
 
-    def prefill(
-        self,
-        u: Tensor,
-        states: Tensor,
-        delta: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None,
-        z: Tensor | None,
-        delta_bias: Tensor | None,
-        delta_softplus: bool,
-        cu_seqlens: Tensor,
-        cache_indices: Tensor | None = None,
-        has_initial_state: Tensor | None = None,
-        pad_slot_id: int = -1,
-        checkpoint_every: int = 0,
-        first_position: Tensor | None = None,
-        checkpoint_slots: Tensor | None = None,
-        out: Tensor | None = None,
-        discretization_method: Method = "zoh",
-        input_delta: Tensor | None = None,
-    ) -> Tensor:
-        """selective_scan_prefill of one sequence."""
-        refuse("checkpoint_slots", checkpoint_slots)
-        refuse("out", out)
-        refuse("input_delta", input_delta)
-        slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
-        begin, end = slot.bounds(u.shape[1])
-        step = torch.arange(u.shape[1], device=u.device)
-        is_inside = (step >= begin) & (step < end)
-        first = slot.first_state()
-        y, last = self.scan(
-            u[None],
-            delta[None],
-            A,
-            *(tensor if tensor.dim() == 2 else tensor[None] for tensor in (B, C)),
-            D,
-            None if z is None else z[None],
-            delta_bias,
-            delta_softplus,
-            True,
-            discretization_method=discretization_method,
-            initial_state=first.to(torch.promote_types(first.dtype, torch.float32)),
-            is_inside=is_inside,
-        )
-        slot.keep(last)
-        return torch.where(is_inside & slot.is_live, y[0], 0)
-
-    def convolve_prefill(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        conv_states: Tensor,
-        bias: Tensor | None,
-        activation: Activation | None,
-        cu_seqlens: Tensor,
-        cache_indices: Tensor | None = None,
-        has_initial_state: Tensor | None = None,
-        pad_slot_id: int = -1,
-    ) -> Tensor:
-        """causal_conv1d_fn over a pool, of one sequence, which is moved to the row's begin."""
-        slot = Slot(conv_states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
-        total = x.shape[2]
-        begin, end = slot.bounds(total)
-        step = torch.arange(total, device=x.device)
-        moved = x.index_select(2, (step + begin).clamp(max=total - 1))
-        first = slot.first_state().to(x.dtype)
-        out = self.convolve(moved, weight, bias, None, first, activation=activation)
-        seen = torch.cat([first, moved], -1)
-        history = torch.arange(first.shape[2], device=x.device)
-        slot.keep(seen.index_select(2, end - begin + history))
-        is_inside = (step >= begin) & (step < end)
-        out = out.index_select(2, (step - begin).clamp(min=0))
-        return torch.where(is_inside & slot.is_live, out, 0)
-
     # --- the ops that a program calls, with the arguments of their schemas ------------------------
 
     def forms(self) -> dict[str, Callable]:
         """What stands in the place of each op, by its name."""
         return {
             "selective_scan_fwd": self._scan_op,
-            "selective_scan_prefill": self.prefill,
+            "selective_scan_prefill": self._prefill_op,
             "matrix_scan_fwd": self._refuse_matrix,
             "diagonal_scan_fwd": self.scan_diagonally,
             "causal_conv1d_fwd": self._convolution_op,
             "causal_conv1d_update": self.convolve_on,
-            "causal_conv1d_prefill": self.convolve_prefill,
+            "causal_conv1d_prefill": self._convolution_prefill_op,
             "selective_state_update": self.update,
             "mamba_inner_fwd": self._layer_op,
             "s6_step": self._step_op,
@@ -437,6 +361,72 @@ class Operators:
 
     def _convolution_op(self, return_final_states: bool, **given) -> tuple[Tensor, Tensor]:
         return self.convolve(**given, return_final_states=True)
+
+    def _prefill_op(
+        self,
+        u: Tensor,
+        states: Tensor,
+        delta: Tensor,
+        B: Tensor,
+        C: Tensor,
+        z: Tensor | None,
+        cu_seqlens: Tensor,
+        cache_indices: Tensor | None,
+        has_initial_state: Tensor | None,
+        pad_slot_id: int,
+        checkpoint_every: int,
+        first_position: Tensor | None,
+        checkpoint_slots: Tensor | None,
+        out: Tensor | None,
+        input_delta: Tensor | None,
+        **given,
+    ) -> Tensor:
+        """That of one sequence."""
+        refuse("checkpoint_slots", checkpoint_slots)
+        refuse("out", out)
+        refuse("input_delta", input_delta)
+        slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
+        begin, end = slot.bounds(u.shape[1])
+        step = torch.arange(u.shape[1], device=u.device)
+        is_inside = (step >= begin) & (step < end)
+        first = slot.first_state()
+        y, last = self.scan(
+            u[None],
+            delta[None],
+            B=B if B.dim() == 2 else B[None],
+            C=C if C.dim() == 2 else C[None],
+            z=None if z is None else z[None],
+            return_last_state=True,
+            initial_state=first.to(torch.promote_types(first.dtype, torch.float32)),
+            is_inside=is_inside,
+            **given,
+        )
+        slot.keep(last)
+        return torch.where(is_inside & slot.is_live, y[0], 0)
+
+    def _convolution_prefill_op(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        conv_states: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None,
+        **where,
+    ) -> Tensor:
+        """That of one sequence, which is moved to the row's begin."""
+        slot = Slot(conv_states, **where)
+        total = x.shape[2]
+        begin, end = slot.bounds(total)
+        step = torch.arange(total, device=x.device)
+        moved = x.index_select(2, (step + begin).clamp(max=total - 1))
+        first = slot.first_state().to(x.dtype)
+        out = self.convolve(moved, weight, bias, None, first, activation=activation)
+        seen = torch.cat([first, moved], -1)
+        history = torch.arange(first.shape[2], device=x.device)
+        slot.keep(seen.index_select(2, end - begin + history))
+        is_inside = (step >= begin) & (step < end)
+        out = out.index_select(2, (step - begin).clamp(min=0))
+        return torch.where(is_inside & slot.is_live, out, 0)
 
     def _layer_op(
         self,

@@ -51,9 +51,6 @@ class Pair:
     def __pow__(self, power: int) -> Pair:
         return self if power == 1 else self * self ** (power - 1)
 
-    def __getitem__(self, place: object) -> Pair:
-        return Pair(self.re[place], self.im[place])
-
     def exp(self) -> Pair:
         size = self.re.exp()
         return Pair(size * self.im.cos(), size * self.im.sin())
