@@ -35,7 +35,7 @@ SOURCES += selective_scan/_checks.py selective_scan/_result.py selective_scan/_t
 CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
 
-.PHONY: help demo generate train-long test test-all test-arm64 test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
+.PHONY: help demo generate train-long test test-all test-arm64 test-clang test-macos test-windows test-cuda12 test-ptx unrun-kernels build cuda-build wheel docs lint format \
   abi-environments check-abi check-wheel asan sanitize clean FORCE
 .DELETE_ON_ERROR:
 
@@ -56,6 +56,8 @@ help:
 	@echo "make check-wheel the CPU wheel, made and installed where there is no compiler"
 	@echo "make test-arm64  the CPU kernels on an emulated arm64 processor"
 	@echo "make test-windows  the CPU kernels as a Windows program, under Wine"
+	@echo "make test-clang  the CPU kernels compiled by Clang"
+	@echo "make test-macos  the CPU library compiled for macOS, and linked with PyTorch's; nothing runs"
 	@echo "make test-cuda12 a source of each kind of CUDA kernels, compiled by nvcc of CUDA 12"
 	@echo "make test-ptx    the CUDA tests on code of an older GPU (ARCH=75 or 80; needs a GPU and nvcc)"
 	@echo "make unrun-kernels  the CUDA tests, and which kernels none of them launches (needs a GPU)"
@@ -146,8 +148,11 @@ check-wheel:
 	$(MAKE) wheel WHEEL=cpu
 	tools/check_wheel.sh $(BIN)/python build/check-wheel '$(TORCH)' dist
 
-test-arm64 test-windows: test-%:
+test-arm64 test-clang test-windows: test-%:
 	tools/cross_test.sh $* build/$*
+
+test-macos: $(ENV)/torch.stamp
+	tools/macos.sh compile $(BIN)/python build/macos
 
 test-cuda12: $(ENV)/bin/python
 	tools/cuda12.sh compile $(BIN)/python build/cuda12

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import sys
@@ -492,6 +493,9 @@ def main() -> None:
         return
     torch = import_torch()
     prepare_ninja()
+    if sys.platform == "darwin":
+        # python.org's Python would compile for Intel's processors, too, for which PyTorch is not.
+        os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
     debug = bool(environment_flag("DEBUG"))
     sanitize = bool(environment_flag("SELECTIVE_SCAN_SANITIZE"))
     wheel = ReleaseWheel.asked_for()

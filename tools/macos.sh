@@ -2,21 +2,23 @@
 # Compiles the CPU library for macOS on Apple's processors, with warnings as errors, and links it
 # with PyTorch's libraries for macOS, which must have all that it asks of them. Nothing of it runs.
 #
-#   macos.sh PYTHON FOLDER
+#   macos.sh parts PYTHON FOLDER      bring to FOLDER what that takes, or fail with words
+#   macos.sh compile PYTHON FOLDER    do so, and compile; PYTHON has PyTorch
 #
-# The compiler is Clang as PyPI's ziglang has it, with libc++ and Apple's headers, which PYTHON needs;
-# PyTorch's wheel is downloaded to FOLDER once.
+# The compiler is Clang as PyPI's ziglang has it, with libc++ and Apple's headers; PyTorch's headers
+# and libraries are those of its wheel for macOS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=$1 folder=$2
-torch_version=2.10.0 # the oldest that is supported
+python=$2 folder=$3
+torch=torch==2.10.0 # the oldest that is supported
+zig=ziglang==0.17.1
 target=aarch64-macos.11.0
 
-"$python" -c 'import ziglang' || { echo "$python lacks the package ziglang" >&2; exit 1; }
-if [[ ! -e $folder/torch.stamp ]]; then
-  rm -rf "$folder/torch"
+if [[ ! -e $folder/parts.stamp ]]; then
+  rm -rf "$folder"
+  "$python" -m pip install --quiet --no-deps --target "$folder/zig" "$zig"
   "$python" -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 \
-    --platform macosx_11_0_arm64 --dest "$folder/wheel" "torch==$torch_version"
+    --platform macosx_11_0_arm64 --dest "$folder/wheel" "$torch"
   "$python" - "$folder" << 'END'
 import sys
 import zipfile
@@ -29,8 +31,10 @@ with zipfile.ZipFile(wheel) as archive:
     archive.extractall(folder, [name for name in archive.namelist() if name.startswith(parts)])
 END
   rm -r "$folder/wheel"
-  touch "$folder/torch.stamp"
+  touch "$folder/parts.stamp"
 fi
+[[ $1 == compile ]] || exit 0
+
 "$python" - "$folder/tables" << 'END'
 import sys
 from pathlib import Path
@@ -40,19 +44,17 @@ import argument_tables
 
 argument_tables.write(Path(sys.argv[1]))
 END
-
-mkdir -p "$folder/objects"
 mapfile -t sources < <(find csrc/cpu csrc/torch -name '*.cpp' -not -name '*_cuda.cpp' | sort)
 # Nobody runs the code, so that it need not be good.
-printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
-  echo "clang for $3: {}"
-  "$1" -m ziglang c++ -target "$3" -std=c++20 -O1 -DNDEBUG -fvisibility=hidden -Wall -Wextra -Werror \
+printf '%s\n' "${sources[@]}" | PYTHONPATH=$folder/zig xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
+  echo "clang for macOS: {}"
+  "$1" -m ziglang c++ -target "$3" -std=c++20 -O0 -DNDEBUG -fvisibility=hidden -Wall -Wextra -Werror \
     -DTORCH_TARGET_VERSION=0x020a000000000000 -DSELECTIVE_SCAN_VERSION=\"none\" -Icsrc -I"$2/tables" \
     -isystem "$2/torch/include" -isystem "$2/torch/include/torch/csrc/api/include" \
-    -c {} -o "$2/objects/$(echo {} | tr / _).o"
+    -c {} -o "$2/$(echo {} | tr / _).o"
 ' _ "$python" "$folder" "$target"
 objects=()
-for source in "${sources[@]}"; do objects+=("$folder/objects/${source//\//_}.o"); done
-"$python" -m ziglang c++ -target "$target" -shared "${objects[@]}" -L"$folder/torch/lib" \
-  -ltorch -ltorch_cpu -lc10 -o "$folder/_cpu.so"
-ls -l "$folder/_cpu.so"
+for source in "${sources[@]}"; do objects+=("$folder/${source//\//_}.o"); done
+PYTHONPATH=$folder/zig "$python" -m ziglang c++ -target "$target" -shared "${objects[@]}" \
+  -L"$folder/torch/lib" -ltorch -ltorch_cpu -lc10 -o "$folder/_cpu.so"
+echo "linked with $torch for macOS: $(stat -c %s "$folder/_cpu.so") bytes"
