@@ -2,7 +2,7 @@
 
 import torch
 
-from problem import Error
+from accuracy import Error
 
 
 def in_float64(value):

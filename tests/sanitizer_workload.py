@@ -37,7 +37,14 @@ import test_s6_step as step
 import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
 import test_streamed_backward as streamed
-from problem import DTYPES, LAYOUTS, METHODS, Case, Error, run
+from accuracy import Error
+from problem import (
+    DTYPES,
+    LAYOUTS,
+    METHODS,
+    Case,
+    run,
+)
 
 
 def selective_scan_cases():

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from accuracy import assert_accurate, assert_same_bits
 from cases import Axes
 from opchecks import gradcheck
 from problem import (
     Draws,
-    assert_accurate,
-    assert_same_bits,
     differentiate,
     generator,
     laid_out,

@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from accuracy import assert_accurate, assert_same_bits
 from cases import Axes, ones
 from opchecks import gradcheck, in_order
 from problem import (
     LAYOUTS,
     Draws,
-    assert_accurate,
-    assert_same_bits,
     detached,
     differentiate,
     laid_out,

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from accuracy import Error
 from cases import Axes
-from problem import Draws, Error, generator, laid_out
+from problem import (
+    Draws,
+    generator,
+    laid_out,
+)
 from selective_scan import (
     causal_conv1d_fn,
     causal_conv1d_ref,

@@ -9,8 +9,13 @@ import test_dstate1 as dstate1
 import test_paths as paths
 import test_prompt as prompt
 import test_streamed_backward as streamed_backward
+from accuracy import assert_same_bits
 from path_cases import FLOATS
-from problem import Case, assert_same_bits, check_repeatable, run
+from problem import (
+    Case,
+    check_repeatable,
+    run,
+)
 
 # Many channels to a group, so that there is something to add up in an arbitrary order.
 CASES = [

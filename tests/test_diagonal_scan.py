@@ -8,14 +8,13 @@ import pytest
 import scipy.signal
 import torch
 
+from accuracy import assert_accurate, assert_same_bits
 from cases import Axes
 from graphs import capture
 from opchecks import gradcheck
 from oracle import Recurrence
 from problem import (
     Draws,
-    assert_accurate,
-    assert_same_bits,
     differentiate,
     laid_out,
     lay_out,

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import accuracy
 import problem
 from ranks import usable
 from selective_scan import causal_conv1d_ref, distributed
@@ -78,9 +79,9 @@ def check_convolution(ranks, values: dict, lengths, *, compiled=False, **options
             actual = rows[0]
         else:
             actual = sum(rows)
-        tolerance = problem.tolerance(name, actual.dtype, is_double)
+        tolerance = accuracy.tolerance(name, actual.dtype, is_double)
         plain_values = [solution[name] for solution in plain]
-        reason = problem.complaint(actual, expected, tolerance, plain_values)
+        reason = accuracy.complaint(actual, expected, tolerance, plain_values)
         assert reason is None, f"{name}: {reason}"
 
 

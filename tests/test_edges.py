@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from accuracy import Tolerance, complaint
 from problem import (
     TENSORS,
     Case,
-    Tolerance,
     check,
-    complaint,
     detached,
     inputs_on,
     lay_out,

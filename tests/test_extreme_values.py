@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from problem import METHODS, Case, Tolerance, check, complaint, detached, generator, inputs_on, make
+from accuracy import Tolerance, complaint
+from problem import (
+    METHODS,
+    Case,
+    check,
+    detached,
+    generator,
+    inputs_on,
+    make,
+)
 from selective_scan import selective_scan_fn, selective_scan_ref
 from test_edges import SMALL, scan
 

@@ -6,7 +6,15 @@ import itertools
 import pytest
 import torch
 
-from problem import Case, Error, check, inputs_on, lay_out, make, op_arguments
+from accuracy import Error
+from problem import (
+    Case,
+    check,
+    inputs_on,
+    lay_out,
+    make,
+    op_arguments,
+)
 
 SEQUENCES = ("u", "delta", "z")
 # Aligned along time as well as along channels; of the chunks of steps the last one is short. A GPU

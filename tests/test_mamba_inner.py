@@ -8,8 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from accuracy import Error, assert_accurate, assert_same_bits
 from cases import Axes
-from problem import Error, assert_accurate, assert_same_bits, generator, lay_out, plain_solutions
+from problem import (
+    generator,
+    lay_out,
+    plain_solutions,
+)
 from selective_scan import mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan.mamba_inner import rms_norm

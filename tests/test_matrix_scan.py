@@ -8,20 +8,17 @@ import pytest
 import scipy.linalg
 import torch
 
+from accuracy import Error, complaint, tolerance, worst_error
 from opchecks import gradcheck, in_order, opcheck_forward
 from problem import (
     Case,
-    Error,
     check_against,
-    complaint,
     differentiate,
     generator,
     lay_out,
     make,
     moved,
     plain_solutions,
-    tolerance,
-    worst_error,
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
 

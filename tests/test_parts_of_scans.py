@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 
+import accuracy
 import oracle
 import problem
 from problem import METHODS, Case
@@ -141,9 +142,9 @@ def check_map(case: Case, own_map: torch.Tensor, device: str) -> None:
     factor, offset = own_map.cpu().unbind(1)
     assert (factor[is_small].abs() < 2 * SMALL).all()
     for name, actual in parts(factor, offset).items():
-        tolerance = problem.tolerance("last_state", actual.dtype, case.is_double, device)
+        tolerance = accuracy.tolerance("last_state", actual.dtype, case.is_double, device)
         values = [solution[name] for solution in plain]
-        reason = problem.complaint(actual, exact[name], tolerance, values)
+        reason = accuracy.complaint(actual, exact[name], tolerance, values)
         assert reason is None, f"{name} of {case} on {device}: {reason}"
 
 

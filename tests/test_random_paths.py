@@ -9,8 +9,12 @@ import pytest
 import torch
 
 import test_capabilities as capabilities
+from accuracy import Error, tolerance
 from plan_calls import random_call
-from problem import Case, Error, generator, tolerance
+from problem import (
+    Case,
+    generator,
+)
 
 COUNT = 60
 # Of u, and of all states that are gone through: a call is drawn again where it has more.

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from accuracy import assert_same_bits
 from graphs import capture
 from problem import (
     Case,
-    assert_same_bits,
     check_results,
     detached,
     differentiate,
