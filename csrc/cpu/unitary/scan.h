@@ -98,37 +98,42 @@ template <class State>
 class StateArray {
   using R = real_t<State>;
   using T = scalar_t<State>;
+  static constexpr int kParts = kComponents<State>;
 
  public:
   StateArray(void* data, const UnitaryScanParams& params, const Block& block, int64_t row)
-      : view_(contiguous_states<State>(data, params)),
-        first_(row * view_.batch + block.first_channel * view_.channel),
+      : data_(static_cast<T*>(data)),
+        first_((row * params.dim + block.first_channel) * params.dstate * kParts),
+        stride_(params.dstate * kParts),
         channels_(block.channels) {}
 
   State load(int64_t n) const {
-    State state;
-    TileMover<R, T>::load(section(n), reinterpret_cast<T*>(&state), R::kWidth);
+    State state{};
+    R* const parts = reinterpret_cast<R*>(&state);
+    for (int lane = 0; lane < channels_; ++lane) {
+      for (int part = 0; part < kParts; ++part) {
+        parts[part].set_lane(lane, data_[index(lane, n) + part]);
+      }
+    }
     return state;
   }
   void store(int64_t n, State state) const {
-    TileMover<R, T>::store(section(n), reinterpret_cast<const T*>(&state), R::kWidth);
+    const R* const parts = reinterpret_cast<const R*>(&state);
+    for (int lane = 0; lane < channels_; ++lane) {
+      for (int part = 0; part < kParts; ++part) {
+        data_[index(lane, n) + part] = parts[part].lane(lane);
+      }
+    }
   }
   void add(int64_t n, State state) const { store(n, load(n) + state); }
 
  private:
-  /// Rows are the real and the imaginary parts.
-  Section section(int64_t n) const {
-    return {element_at(view_, first_ + n * view_.state),
-            view_.dtype,
-            kComponents<State>,
-            channels_,
-            view_.imag,
-            view_.channel};
-  }
+  int64_t index(int lane, int64_t n) const { return first_ + lane * stride_ + n * kParts; }
 
-  ArrayView view_;
+  T* data_;  // may be null where nothing is loaded or stored
   int64_t first_;
-  int64_t channels_;
+  int64_t stride_;
+  int channels_;
 };
 
 template <class R>
