@@ -22,6 +22,7 @@
 
 #include "core/discretization.h"
 #include "core/dtype.h"
+#include "core/element.h"
 #include "core/params.h"
 #include "cpu/capability.h"
 #include "cpu/flush_denormals.h"
@@ -180,8 +181,7 @@ void test_conversions(const std::string& name) {
                      (std::isnan(expected) && std::isnan(exact));
       loads &= bit_cast<uint32_t>(loaded.lane(lane)) == bit_cast<uint32_t>(expected) ||
                (std::isnan(expected) && std::isnan(loaded.lane(lane)));
-      Element alone;
-      Convert::store_scalar(values[lane], &alone);
+      const auto alone = to_element<Element>(values[lane]);
       stores &= alone.bits == stored[lane].bits ||
                 (std::isnan(to_float(alone)) && std::isnan(to_float(stored[lane])));
     }

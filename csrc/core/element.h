@@ -8,6 +8,12 @@
 
 namespace selective_scan {
 
+/// Returns where an array, or a section of one, has element `offset`.
+template <class Array>
+SELECTIVE_SCAN_HD void* element_at(const Array& array, int64_t offset) {
+  return static_cast<char*>(array.data) + offset * element_size(array.dtype);
+}
+
 /// Calls visit with a null pointer of the element type of `dtype`.
 template <class Visit>
 SELECTIVE_SCAN_HD auto visit_dtype(DType dtype, const Visit& visit) {

@@ -14,8 +14,9 @@ namespace selective_scan::cpu {
 
 /// Blocks of at most `block_channels` channels of a group, but of whole groups where several of
 /// them are the lanes of a vector.
-inline Partition partition_of(const ScanParams& params, int64_t batch, int64_t lane_groups,
-                              int64_t block_channels) {
+template <class Params>
+Partition partition_of(const Params& params, int64_t batch, int64_t lane_groups,
+                       int64_t block_channels) {
   Partition partition;
   partition.batch = batch;
   partition.dim = params.dim;

@@ -7,6 +7,19 @@
 
 namespace selective_scan::cpu {
 
+SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+SELECTIVE_SCAN_HD int64_t greater_of(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+/// Bytes of a number of the compute type; a complex one has two parts.
+template <class Params>
+SELECTIVE_SCAN_HD int64_t number_bytes(const Params& params) {
+  return (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
+}
+
 /// The sequences in segments of equal length, the last perhaps shorter; see selective/segments.h.
 /// This has for each segment the affine map that it applies to a state, and the states between the
 /// segments, as the kernels know them: of the compute type, complex interleaved.
@@ -67,8 +80,7 @@ struct Partition {
     block.steps = seqlen;
     if (segmentation.present()) {
       block.first_step = block.segment() * segmentation.steps;
-      const int64_t left = seqlen - block.first_step;
-      block.steps = segmentation.steps < left ? segmentation.steps : left;
+      block.steps = lesser_of(segmentation.steps, seqlen - block.first_step);
     }
     block.index = chain % blocks_per_group;
     block.group = chain / blocks_per_group % groups * lane_groups;
@@ -76,9 +88,8 @@ struct Partition {
     const int64_t group_channels_before = block.group / lane_groups * group_channels;
     const int64_t first = block.index * block_channels;
     block.first_channel = group_channels_before + first;
-    const int64_t end = group_channels_before + group_channels;
-    const int64_t left = (end < dim ? end : dim) - block.first_channel;
-    block.channels = left < block_channels ? left : block_channels;
+    const int64_t end = lesser_of(group_channels_before + group_channels, dim);
+    block.channels = lesser_of(end - block.first_channel, block_channels);
     block.lanes_are_groups = lane_groups > 1;
     if (block.lanes_are_groups) block.lane_channels = group_channels / lane_groups;
     return block;

@@ -50,7 +50,7 @@ class ConvBackward {
       if (run.is_padding) {
         block_.zero(g_, split_.tile_steps);
         for (int64_t step = first; step < stop; step += split_.tile_steps) {
-          const int64_t steps = Block::lesser_of(split_.tile_steps, stop - step);
+          const int64_t steps = lesser_of(split_.tile_steps, stop - step);
           block_.store(params_.dx, task_.batch, step, steps, g_);
         }
       } else {
@@ -72,7 +72,7 @@ class ConvBackward {
     // Sums that count, and those of the steps behind the segment.
     const Sums sums{dtaps_, dbias_}, others{unused_dtaps_, unused_dbias_};
     for (int64_t step = first; step < stop + history; step += split_.tile_steps) {
-      const int64_t steps = Block::lesser_of(split_.tile_steps, stop + history - step);
+      const int64_t steps = lesser_of(split_.tile_steps, stop + history - step);
       const int64_t given = clamped(run.end - step, steps);
       const int64_t counted = clamped(stop - step, given);
       T* x = x_ + history * pitch;
@@ -98,7 +98,7 @@ class ConvBackward {
   }
 
   static SELECTIVE_SCAN_HD int64_t clamped(int64_t value, int64_t high) {
-    return Block::greater_of(0, Block::lesser_of(value, high));
+    return greater_of(0, lesser_of(value, high));
   }
 
   /// The rows of g_ hold dx from `step - history` on.

@@ -13,52 +13,10 @@
 #include "../../core/conv_runs.h"
 #include "../simd/tile.h"
 #include "../simd/vector.h"
+#include "../work.h"
 #include "kernels.h"
 
 namespace selective_scan::cpu {
-
-/// Moves a section of any number of lanes, row by row where these are contiguous: memory is read
-/// in its order.
-template <class R>
-void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) {
-  if (section.lane_stride != 1) return load_tile<R>(section, tile, pitch);
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
-    using Convert = Converter<R, Element>;
-    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
-    for (int64_t row = 0; row < section.rows; ++row) {
-      const Element* source = static_cast<const Element*>(section.data) + row * section.row_stride;
-      typename R::Scalar* target = tile + row * pitch;
-      int64_t lane = 0;
-      for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
-        prefetch(source + lane, ahead);
-        Convert::load(source + lane).store(target + lane);
-      }
-      for (; lane < pitch; ++lane) {
-        target[lane] = lane < section.lanes ? Convert::scalar(source[lane]) : 0;
-      }
-    }
-  });
-}
-template <class R>
-void store_rows(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
-  if (section.lane_stride != 1) return store_tile<R>(section, tile, pitch);
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
-    using Convert = Converter<R, Element>;
-    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
-    for (int64_t row = 0; row < section.rows; ++row) {
-      Element* target = static_cast<Element*>(section.data) + row * section.row_stride;
-      const typename R::Scalar* source = tile + row * pitch;
-      int64_t lane = 0;
-      for (; lane + R::kWidth <= section.lanes; lane += R::kWidth) {
-        prefetch(target + lane, ahead);
-        Convert::store(R::load(source + lane), target + lane);
-      }
-      for (; lane < section.lanes; ++lane) Convert::store_scalar(source[lane], target + lane);
-    }
-  });
-}
 
 template <class R>
 class ConvBlock {
@@ -79,19 +37,10 @@ class ConvBlock {
         pitch(round_up(lanes, R::kWidth)),
         params_(params) {}
 
-  static SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) { return a < b ? a : b; }
-  static SELECTIVE_SCAN_HD int64_t greater_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
   SELECTIVE_SCAN_HD Section section(const ArrayView& array, int64_t batch, int64_t step,
                                     int64_t steps) const {
     const int64_t offset = batch * array.batch + first_channel * array.channel + step * array.step;
-    return {static_cast<char*>(array.data) + offset * element_size(array.dtype),
-            array.dtype,
-            steps,
-            lanes,
-            array.step,
-            array.channel,
-            steps};
+    return {element_at(array, offset), array.dtype, steps, lanes, array.step, array.channel, steps};
   }
   void load(const ArrayView& array, int64_t batch, int64_t step, int64_t steps, T* tile) const {
     if (steps > 0) load_rows<R>(section(array, batch, step, steps), tile, pitch);

@@ -27,7 +27,7 @@ class ConvForward {
         block.load_history(run, task.batch, first, tile);
       }
       for (int64_t step = first; step < stop; step += split.tile_steps) {
-        const int64_t steps = Block::lesser_of(split.tile_steps, stop - step);
+        const int64_t steps = lesser_of(split.tile_steps, stop - step);
         if (!run.is_padding) {
           block.load(params.x, task.batch, step, steps, tile + block.history * block.pitch);
           convolve(taps, bias, steps, block.pitch, tile);

@@ -28,7 +28,7 @@ class ConvUpdate {
       change_state(params, split, block, row, slot);
     }
     for (int64_t step = 0; step < params.seqlen; step += split.tile_steps) {
-      const int64_t steps = Block::lesser_of(split.tile_steps, params.seqlen - step);
+      const int64_t steps = lesser_of(split.tile_steps, params.seqlen - step);
       if (!is_padding) {
         block.load(params.x, row, step, steps, tile + block.history * block.pitch);
         ConvForward<R>::convolve_for(params)(taps, bias, steps, block.pitch, tile);
@@ -47,8 +47,7 @@ class ConvUpdate {
     for (int64_t first = 0; first < count;) {
       const int64_t remainder = (step + first) % state_len;
       const int64_t position = remainder < 0 ? remainder + state_len : remainder;
-      const int64_t steps =
-          Block::lesser_of(Block::lesser_of(state_len - position, longest), count - first);
+      const int64_t steps = lesser_of(lesser_of(state_len - position, longest), count - first);
       visit(position, first, steps);
       first += steps;
     }
@@ -73,8 +72,7 @@ class ConvUpdate {
     alignas(64) typename Block::Tile tile;
     const ArrayView& state = params.conv_state;
     const int64_t length = params.state_len, longest = split.tile_steps;
-    const int64_t kept =
-        Block::lesser_of(params.seqlen, length);  // steps that the state has room for
+    const int64_t kept = lesser_of(params.seqlen, length);  // steps that the state has room for
     const int64_t first_kept = params.seqlen - kept;
     if (params.cache_seqlens.present()) {
       const int64_t step = params.cache_seqlens.at(row) + first_kept;
@@ -88,7 +86,7 @@ class ConvUpdate {
     const auto move = [&](const ArrayView& from, int64_t index, int64_t source, int64_t target,
                           int64_t count) {
       for (int64_t first = 0; first < count; first += longest) {
-        const int64_t steps = Block::lesser_of(longest, count - first);
+        const int64_t steps = lesser_of(longest, count - first);
         block.load(from, index, source + first, steps, tile);
         block.store(state, slot, target + first, steps, tile);
       }

@@ -3,9 +3,24 @@
 
 #include <cstdint>
 
+#include "../../core/complex.h"
 #include "../../core/diagonal_params.h"
+#include "../../core/dtype.h"
 
 namespace selective_scan::cpu {
+
+template <class T>
+SELECTIVE_SCAN_HD T load_value(const DiagonalArray& array, int64_t offset) {
+  using Real = real_t<T>;
+  const auto component = [&](int64_t place) {
+    return load_element<Real>(array.data, array.dtype, offset + place);
+  };
+  if constexpr (is_complex_v<T>) {
+    return {component(0), array.imag == 0 ? Real(0) : component(array.imag)};
+  } else {
+    return component(0);
+  }
+}
 
 /// How the diagonal scan divides its rows. See scan.h.
 struct DiagonalSplit {

@@ -40,18 +40,6 @@ DiagonalSplit split_of(const DiagonalScanParams& params) {
   return split;
 }
 
-template <class T>
-T load_value(const DiagonalArray& array, int64_t offset) {
-  using Real = real_t<T>;
-  if constexpr (is_complex_v<T>) {
-    return {load_element<Real>(array.data, array.dtype, offset),
-            array.imag == 0 ? Real(0)
-                            : load_element<Real>(array.data, array.dtype, offset + array.imag)};
-  } else {
-    return load_element<Real>(array.data, array.dtype, offset);
-  }
-}
-
 /// Replaces each map's offset by the state with which its segment begins, in rows of one outer
 /// index. `given`: the states before the rows, absent for zero.
 template <class T>
@@ -92,7 +80,7 @@ void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
 
 void advance(DiagonalArray& array, int64_t index) {
   if (!array.present()) return;
-  array.data = static_cast<char*>(array.data) + index * array.step * element_size(array.dtype);
+  array.data = element_at(array, index * array.step);
 }
 
 /// Finds where each of packed sequences has its steps, and its states.
@@ -124,8 +112,7 @@ const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
 
 int64_t bytes_of_call(const DiagonalScanParams& call, const ThreadPool&) {
   const int64_t segments = num_segments(call);
-  const int64_t value = (call.is_double ? 8 : 4) * (call.is_complex ? 2 : 1);
-  return segments == 1 ? 0 : call.rows * segments * 2 * value;
+  return segments == 1 ? 0 : call.rows * segments * 2 * number_bytes(call);
 }
 
 template <class Params, class Run>

@@ -14,6 +14,7 @@
 #include "../../core/diagonal_step.h"
 #include "../simd/tile.h"
 #include "../simd/vector.h"
+#include "../work.h"
 #include "kernels.h"
 
 namespace selective_scan::cpu {
@@ -49,8 +50,6 @@ struct Chains {
     first_step = segment * split.segment_steps;
   }
 
-  static SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
   /// Steps that all lanes have; the last lane alone may have fewer than the others.
   SELECTIVE_SCAN_HD int64_t common_steps() const {
     const int64_t last =
@@ -72,23 +71,16 @@ struct Chains {
   SELECTIVE_SCAN_HD Section section(const DiagonalArray& array, int64_t first, int64_t steps,
                                     int count, int64_t component) const {
     const int64_t offset = row_offset(array) + (first_step + first) * array.step + component;
-    return {static_cast<char*>(array.data) + offset * element_size(array.dtype),
+    return {element_at(array, offset),
             array.dtype,
             steps,
             count,
             array.step,
             split.lanes_are_segments ? split.segment_steps * array.step : lane_row_stride(array)};
   }
-  /// One value for each lane's row; `step` strides between segments where lanes are segments.
-  SELECTIVE_SCAN_HD Section row_section(const DiagonalArray& array, int64_t offset, int count,
-                                        int64_t lane_stride, int64_t component) const {
-    return {static_cast<char*>(array.data) +
-                (row_offset(array) + offset + component) * element_size(array.dtype),
-            array.dtype,
-            1,
-            count,
-            0,
-            lane_stride};
+  /// Returns where a lane's row begins.
+  SELECTIVE_SCAN_HD int64_t lane_offset(const DiagonalArray& array, int lane) const {
+    return row_offset(array) + (split.lanes_are_segments ? 0 : lane * lane_row_stride(array));
   }
   SELECTIVE_SCAN_HD int64_t lane_row_stride(const DiagonalArray& array) const {
     return params.row_dims == 0 ? 0 : array.row[split.lane_dim];
@@ -109,9 +101,8 @@ class DiagonalKernel {
   using Map = AffineMap<ScalarValue>;
   using Wide = std::conditional_t<is_complex_v<V>, Complex<double>, double>;
   static constexpr int kWidth = R::kWidth;
-  static constexpr int kComponents = is_complex_v<V> ? 2 : 1;
   static constexpr int64_t kSteps = 64;
-  static constexpr int64_t kPitch = kWidth * kComponents;
+  static constexpr int64_t kPitch = kWidth * kComponents<V>;
   using Tile = T[kSteps * kPitch];
 
  public:
@@ -156,7 +147,9 @@ class DiagonalKernel {
       if constexpr (Step::kBackward) {
         kernel.store(params.db, first, steps, lanes, kernel.x_);
         if (params.sum_da) {
-          for (int lane = 0; lane < lanes; ++lane) kernel.add_to_sum(lane, lane_of(sum, lane));
+          for (int lane = 0; lane < lanes; ++lane) {
+            kernel.sums_[lane] += widened(lane_of(sum, lane));
+          }
         } else {
           kernel.store(params.da, first, steps, lanes, kernel.h_);
         }
@@ -176,7 +169,7 @@ class DiagonalKernel {
   void for_all_steps(const Visit& visit) {
     const int64_t common = chains_.common_steps();
     for (int64_t first = 0; first < common; first += kSteps) {
-      visit(first, Chains<Params>::lesser_of(kSteps, common - first), chains_.lanes);
+      visit(first, lesser_of(kSteps, common - first), chains_.lanes);
     }
     const bool is_shorter = chains_.split.lanes_are_segments && chains_.lanes > 1;
     const int64_t end = is_shorter ? chains_.split.segment_steps : common;
@@ -185,7 +178,7 @@ class DiagonalKernel {
     const ScalarValue state = lane_of(state_, last);
     const ScalarValue product = lane_of(product_, last);
     for (int64_t first = common; first < end; first += kSteps) {
-      visit(first, Chains<Params>::lesser_of(kSteps, end - first), last);
+      visit(first, lesser_of(kSteps, end - first), last);
     }
     set_lane(state_, last, state);
     set_lane(product_, last, product);
@@ -194,25 +187,16 @@ class DiagonalKernel {
   // --- moving tiles
 
   static SELECTIVE_SCAN_HD V get(const Tile& tile, int64_t t) {
-    if constexpr (is_complex_v<V>) {
-      return {R::load(tile + t * kPitch), R::load(tile + t * kPitch + kWidth)};
-    } else {
-      return R::load(tile + t * kPitch);
-    }
+    return load_number<V>(tile + t * kPitch, kWidth);
   }
   static SELECTIVE_SCAN_HD void put(Tile& tile, int64_t t, V value) {
-    if constexpr (is_complex_v<V>) {
-      value.re.store(tile + t * kPitch);
-      value.im.store(tile + t * kPitch + kWidth);
-    } else {
-      value.store(tile + t * kPitch);
-    }
+    store_number(value, tile + t * kPitch, kWidth);
   }
 
   /// Both components of steps that follow each other in memory are one array of twice as many; in
   /// the other direction the imaginary parts come first.
   static bool is_interleaved(const DiagonalArray& array) {
-    return kComponents == 2 && array.imag == 1 && (array.step == 2 || array.step == -2);
+    return is_complex_v<V> && array.imag == 1 && (array.step == 2 || array.step == -2);
   }
   Section interleaved(const DiagonalArray& array, int64_t first, int64_t steps, int lanes) const {
     const bool is_reversed = array.step < 0;
@@ -222,7 +206,7 @@ class DiagonalKernel {
     return both;
   }
   static void swap_components(const Tile& from, int64_t steps, Tile& to) {
-    if constexpr (kComponents == 2) {
+    if constexpr (is_complex_v<V>) {
       for (int64_t t = 0; t < steps; ++t) {
         const V value = get(from, t);
         put(to, t, {value.im, value.re});
@@ -240,7 +224,7 @@ class DiagonalKernel {
     Section real = chains_.section(array, first, rows, lanes, 0);
     real.rows_ahead = kSteps;
     load_tile<R>(real, tile, kPitch);
-    if constexpr (kComponents == 2) {
+    if constexpr (is_complex_v<V>) {
       if (array.imag != 0) {
         load_tile<R>(chains_.section(array, first, rows, lanes, array.imag), tile + kWidth, kPitch);
       } else {
@@ -260,7 +244,7 @@ class DiagonalKernel {
       return store_tile<R>(both, swapped, kWidth);
     }
     store_tile<R>(chains_.section(array, first, steps, lanes, 0), tile, kPitch);
-    if (kComponents == 2 && array.imag != 0) {
+    if (is_complex_v<V> && array.imag != 0) {
       store_tile<R>(chains_.section(array, first, steps, lanes, array.imag), tile + kWidth, kPitch);
     }
   }
@@ -297,18 +281,7 @@ class DiagonalKernel {
   V load_rows(const DiagonalArray& array) const {
     V values{};
     for (int lane = 0; lane < chains_.lanes; ++lane) {
-      const int64_t offset =
-          chains_.split.lanes_are_segments ? 0 : lane * chains_.lane_row_stride(array);
-      Tile one_value;
-      load_tile<R>(chains_.row_section(array, offset, 1, 0, 0), one_value, kPitch);
-      if constexpr (kComponents == 2) {
-        R(T(0)).store(one_value + kWidth);
-        if (array.imag != 0) {
-          load_tile<R>(chains_.row_section(array, offset, 1, 0, array.imag), one_value + kWidth,
-                       kPitch);
-        }
-      }
-      set_lane(values, lane, lane_of(get(one_value, 0), 0));
+      set_lane(values, lane, load_value<ScalarValue>(array, chains_.lane_offset(array, lane)));
     }
     return values;
   }
@@ -331,18 +304,17 @@ class DiagonalKernel {
 
   // --- the ends of the backward pass
 
-  void add_to_sum(int lane, ScalarValue part) {
+  static SELECTIVE_SCAN_HD Wide widened(ScalarValue value) {
     if constexpr (is_complex_v<V>) {
-      sums_[lane] += Complex<double>{part.re, part.im};
+      return {value.re, value.im};
     } else {
-      sums_[lane] += part;
+      return value;
     }
   }
 
   void store_value(const DiagonalArray& array, int64_t offset, Wide value) const {
     const auto put_component = [&](double component, int64_t place) {
-      const T values[kWidth] = {static_cast<T>(component)};
-      store_tile<R>(chains_.row_section(array, offset, 1, 0, place), values, kWidth);
+      store_element(array.data, array.dtype, offset + place, static_cast<T>(component));
     };
     put_component(real(value), 0);
     if constexpr (is_complex_v<V>) {
@@ -354,21 +326,13 @@ class DiagonalKernel {
     const bool are_segments = chains_.split.lanes_are_segments;
     for (int lane = 0; lane < chains_.lanes; ++lane) {
       const int64_t segment = chains_.segment + (are_segments ? lane : 0);
-      const auto offset = [&](const DiagonalArray& array) {
-        return are_segments ? 0 : lane * chains_.lane_row_stride(array);
-      };
       if (params_.sum_da) {
         const DiagonalArray& da = params_.da;
-        store_value(da, offset(da) + segment * da.step, sums_[lane]);
+        store_value(da, chains_.lane_offset(da, lane) + segment * da.step, sums_[lane]);
       }
       const DiagonalArray& dinitial = params_.dinitial_state;
       if (dinitial.present() && segment == chains_.split.segments - 1) {
-        const ScalarValue state = lane_of(state_, lane);
-        if constexpr (is_complex_v<V>) {
-          store_value(dinitial, offset(dinitial), {state.re, state.im});
-        } else {
-          store_value(dinitial, offset(dinitial), state);
-        }
+        store_value(dinitial, chains_.lane_offset(dinitial, lane), widened(lane_of(state_, lane)));
       }
     }
   }

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "../selective/backward.h"
+#include "../simd/transpose.h"
 #include "basis.h"
 
 namespace selective_scan::cpu {
@@ -63,8 +64,7 @@ struct MatrixBackward {
   static int64_t scratch_bytes(const ScanParams& params) {
     Arena arena;
     for (int matrix = 0; matrix < 2; ++matrix) arena.take<State>(params.dstate * params.dstate);
-    const int64_t of_run = Scratch(params, nullptr).arena.bytes;
-    return of_run > arena.bytes ? of_run : arena.bytes;
+    return greater_of(Scratch(params, nullptr).arena.bytes, arena.bytes);
   }
 
   static void run(const MatrixBackwardParams& params, const Block& block,
@@ -229,14 +229,11 @@ struct MatrixBackward {
         for (int c = 0; c < kColumns; ++c) dH[(i + r) * order + j + c] += sums[r][c];
       }
     };
-    const auto rows_from = [&]<int kRows>(int64_t i) {
-      int64_t j = 0;
-      for (; j + kTile <= order; j += kTile) tile_at.template operator()<kRows, kTile>(i, j);
-      for (; j < order; ++j) tile_at.template operator()<kRows, 1>(i, j);
-    };
-    int64_t i = 0;
-    for (; i + kTile <= order; i += kTile) rows_from.template operator()<kTile>(i);
-    for (; i < order; ++i) rows_from.template operator()<1>(i);
+    for_each_group<kTile>(order, [&]<int kRows>(int64_t i) {
+      for_each_group<kTile>(order, [&]<int kColumns>(int64_t j) {
+        tile_at.template operator()<kRows, kColumns>(i, j);
+      });
+    });
   }
 
   static void add_to_projections(const MatrixBackwardParams& params, const Block& block,

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../selective/block.h"
+#include "../selective/steps.h"
 #include "hessenberg.h"
 #include "kernels.h"
 
@@ -36,10 +37,7 @@ void multiply_steps(int64_t order, int64_t steps, const Matrix& matrix, const In
       for (int step = 0; step < kSteps; ++step) result[(t + step) * order + i] = sums[step];
     }
   };
-  constexpr int kTogether = is_complex_v<State> ? 4 : 8;
-  int64_t t = 0;
-  for (; t + kTogether <= steps; t += kTogether) steps_from.template operator()<kTogether>(t);
-  for (; t < steps; ++t) steps_from.template operator()<1>(t);
+  for_each_group<is_complex_v<State> ? 4 : 8>(steps, steps_from);
 }
 
 /// H and Q of a block's channels.
@@ -119,8 +117,7 @@ struct Reduction {
     ArrayView row = params.A;
     row.state = params.A_column;
     for (int first = 0; first < R::kWidth; first += kWideLanes) {
-      const int64_t left = block.channels - first;
-      const int64_t lanes = left < 0 ? 0 : left < kWideLanes ? left : kWideLanes;
+      const int64_t lanes = greater_of(0, lesser_of(kWideLanes, block.channels - first));
       for (int64_t i = 0; i < order * order; ++i) scratch.A[i] = WideState{};
       for (int64_t i = 0; lanes > 0 && i < order; ++i) {
         const int64_t offset = (block.first_channel + first) * row.channel + i * params.A.state;
@@ -148,7 +145,6 @@ struct Reduction {
 /// A variable B or C in the basis, a chunk at a time, or a constant one for all steps.
 template <class State>
 class ProjectionInBasis {
-  using R = real_t<State>;
   using T = scalar_t<State>;
   using Tile = ProjectionTile<State>;
 
@@ -175,13 +171,8 @@ class ProjectionInBasis {
     const int64_t imaginary = order_ * kStateChunk;
     turn(
         chunk.steps,
-        [&](int64_t k, int64_t t) -> State {
-          const T* entry = tile_ + k * kStateChunk + t;
-          if constexpr (is_complex_v<State>) {
-            return {R(entry[0]), R(entry[imaginary])};
-          } else {
-            return R(entry[0]);
-          }
+        [&](int64_t k, int64_t t) {
+          return spread_number<State>(tile_ + k * kStateChunk + t, imaginary);
         },
         steps_);
   }

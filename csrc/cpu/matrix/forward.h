@@ -20,16 +20,11 @@ struct MatrixForwardScratch {
   State* before;  // (state)
   State* after;
   State* slope;
-  R* delta;  // (step)
-  R* u;
-  R* gains;
-  R* z;
-  R* y;
+  ForwardSteps<R> steps;
 
   SELECTIVE_SCAN_HD MatrixForwardScratch(const ScanParams& params, void* base)
-      : arena{static_cast<char*>(base)}, inputs(arena, params) {
+      : arena{static_cast<char*>(base)}, inputs(arena, params), steps(arena) {
     for (State** states : {&before, &after, &slope}) *states = arena.take<State>(params.dstate);
-    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
 };
 
@@ -46,8 +41,7 @@ struct MatrixForward {
                   void* scratch_base) {
     Scratch scratch(params, scratch_base);
     const MatrixInputs<State>& inputs = scratch.inputs;
-    const auto steps =
-        InputSteps<R>::of_forward(scratch.delta, scratch.u, scratch.gains, scratch.y);
+    const InputSteps<R> steps = scratch.steps.inputs();
     const Basis<State> basis(bases, params, block);
     const Lanes lanes = channels_of(block);
     R D, delta_bias;
@@ -62,11 +56,11 @@ struct MatrixForward {
       load_inputs<State>(params, block, lanes, chunk, kStateChunk, delta_bias, steps);
       for (int64_t t = 0; t < chunk.steps; ++t) {
         inputs.step(basis, t, steps, scratch.before, scratch.slope, scratch.after);
-        scratch.y[t] = inputs.output(params.dstate, t, scratch.after);
+        scratch.steps.y[t] = inputs.output(params.dstate, t, scratch.after);
         std::swap(scratch.before, scratch.after);
       }
       if (params.wanted == ForwardWanted::kOutput) {
-        store_output<State>(params, block, lanes, chunk, D, scratch.u, scratch.z, scratch.y);
+        store_output<State>(params, block, lanes, chunk, D, scratch.steps);
       }
       if (params.states && offset + kStateChunk < params.seqlen) {
         const SavedStates<State> saved(params, block, lanes, offset / kStateChunk);

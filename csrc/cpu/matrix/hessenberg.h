@@ -33,16 +33,6 @@ SELECTIVE_SCAN_HD R root(R x) {
   return x;
 }
 
-/// |a|, or for a complex number what is as good to compare by.
-template <class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> size_of(Vec<T, K> a) {
-  return magnitude(a);
-}
-template <class R>
-SELECTIVE_SCAN_HD R size_of(Complex<R> a) {
-  return magnitude(a.re) + magnitude(a.im);
-}
-
 /// 1/a, also where |a|² is out of range.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> inverse_of(Vec<T, K> a) {
@@ -127,11 +117,7 @@ void multiply_hessenberg(int64_t order, const State* H, const State* x, const St
     add_products(H + i * order, order, x, common, order, sums);
     for (int r = 0; r < kRows; ++r) result[i + r] = sums[r];
   };
-  int64_t i = 0;
-  for (; i + kRowsAtOnce <= order; i += kRowsAtOnce) {
-    rows_from.template operator()<kRowsAtOnce>(i);
-  }
-  for (; i < order; ++i) rows_from.template operator()<1>(i);
+  for_each_group<kRowsAtOnce>(order, rows_from);
 }
 
 /// result = H^H·x
@@ -154,11 +140,7 @@ void multiply_hessenberg_adjoint(int64_t order, const State* H, const State* x, 
       result[j] = sum;
     }
   };
-  int64_t i = 0;
-  for (; i + kRowsAtOnce <= order; i += kRowsAtOnce) {
-    rows_from.template operator()<kRowsAtOnce>(i);
-  }
-  for (; i < order; ++i) rows_from.template operator()<1>(i);
+  for_each_group<kRowsAtOnce>(order, rows_from);
 }
 
 /// I − s·H by elimination with exchanges of neighbouring rows.
@@ -254,10 +236,8 @@ class HessenbergFactors {
         x[j] = sum;
       }
     };
-    int64_t k = 0;
-    for (; k + kRowsAtOnce <= n; k += kRowsAtOnce) rows_from.template operator()<kRowsAtOnce>(k);
-    for (; k < n; ++k) rows_from.template operator()<1>(k);
-    for (k = n - 2; k >= 0; --k) {
+    for_each_group<kRowsAtOnce>(n, rows_from);
+    for (int64_t k = n - 2; k >= 0; --k) {
       const State pivot = multiply_add(conj(multiplier_[k]), x[k + 1], x[k]);
       const State other = x[k + 1];
       x[k] = select(exchanged_[k], other, pivot);

@@ -36,8 +36,7 @@ struct Plan {
     const double products = static_cast<double>(params.batch) * params.dim * order * order *
                             std::max<int64_t>(params.seqlen, 1);
     workers = workers_for(partition.chains(), products, kSerialProducts, pool);
-    matrix_bytes =
-        order * order * kernels.lanes * (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
+    matrix_bytes = order * order * kernels.lanes * number_bytes(params);
     bases = arena.take<char>(channels.chains() * 2 * matrix_bytes);
   }
 

@@ -12,6 +12,21 @@
 namespace selective_scan::cpu {
 
 template <class R>
+SELECTIVE_SCAN_HD scalar_t<R> sum_of_lanes(R values) {
+  scalar_t<R> sum = 0;
+  for (int lane = 0; lane < R::kWidth; ++lane) sum += values.lane(lane);
+  return sum;
+}
+
+/// What a row is multiplied by, from the sums of its squares.
+template <class R>
+SELECTIVE_SCAN_HD scalar_t<R> norm_scale(R squares, int64_t channels, double eps) {
+  using T = scalar_t<R>;
+  const T mean = sum_of_lanes(squares) / static_cast<T>(channels);
+  return T(1) / __builtin_sqrt(mean + static_cast<T>(eps));
+}
+
+template <class R>
 class RowNorm {
   using T = typename R::Scalar;
   static constexpr int64_t kWidth = R::kWidth;
@@ -32,8 +47,7 @@ class RowNorm {
   };
 
   static Section section(const ArrayView& view, const NormParams& params, int64_t row) {
-    char* const data = static_cast<char*>(view.data) + row * view.batch * element_size(view.dtype);
-    return {data, view.dtype, 1, params.channels, 0, 1};
+    return {element_at(view, row * view.batch), view.dtype, 1, params.channels, 0, 1};
   }
   static void load(const ArrayView& view, const NormParams& params, int64_t row, T* values) {
     if (view.present()) {
@@ -44,16 +58,6 @@ class RowNorm {
   }
   static void store(const ArrayView& view, const NormParams& params, int64_t row, const T* values) {
     if (view.present()) store_tile<R>(section(view, params, row), values, 0);
-  }
-
-  static T sum_of_lanes(R values) {
-    T sum = 0;
-    for (int i = 0; i < kWidth; ++i) sum += values.lane(i);
-    return sum;
-  }
-  static T scale_of(const NormParams& params, R squares) {
-    const T mean = sum_of_lanes(squares) / static_cast<T>(params.channels);
-    return T(1) / __builtin_sqrt(mean + static_cast<T>(params.eps));
   }
 
   static int64_t scratch_bytes(const NormParams& params) {
@@ -72,7 +76,7 @@ class RowNorm {
         total.store(scratch.total + i);
         squares = squares + total * total;
       }
-      const R scale(scale_of(params, squares));
+      const R scale(norm_scale(squares, params.channels, params.eps));
       store(params.total, params, row, scratch.total);
       for (int64_t i = 0; i < params.channels; i += kWidth) {
         const R normed = R::load(scratch.total + i) * (scale * R::load(scratch.weight + i));
@@ -100,7 +104,7 @@ class RowNorm {
         squares = squares + total * total;
         products = products + R::load(scratch.other + i) * R::load(scratch.weight + i) * total;
       }
-      const T scale_value = scale_of(params, squares);
+      const T scale_value = norm_scale(squares, params.channels, params.eps);
       const R scale(scale_value);
       const R pull(scale_value * scale_value * scale_value * sum_of_lanes(products) /
                    static_cast<T>(params.channels));

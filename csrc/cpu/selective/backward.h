@@ -11,6 +11,7 @@
 
 #include "block.h"
 #include "kernels.h"
+#include "steps.h"
 
 namespace selective_scan::cpu {
 
@@ -300,20 +301,12 @@ struct BackwardKernel {
   static void sweep(const BackwardParams& params, const Block& block, const Lanes& lanes,
                     const Chunk& chunk, const R* gains, const Scratch& scratch, int64_t vector) {
     const int64_t of_vector = vector * params.dstate;
-    const BlockInputs<State>& inputs = scratch.inputs;
     const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
       return ProjectionGradient<State>{is_variable ? tile : nullptr, lanes.share_projections(),
                                        is_variable ? nullptr : sums + of_vector};
     };
     BackwardSweep<State> sweep;
-    sweep.is_bounded = inputs.is_bounded(largest_step(scratch.steps.delta, chunk.steps), vector);
-    sweep.dstate = params.dstate;
-    sweep.steps = chunk.steps;
-    sweep.delta = scratch.steps.delta;
-    sweep.gain = gains;
-    sweep.poles = inputs.poles + of_vector;
-    sweep.B = inputs.B(params, lanes, vector);
-    sweep.C = inputs.C(params, lanes, vector);
+    scratch.inputs.begin_sweep(params, lanes, chunk, vector, scratch.steps.delta, gains, sweep);
     sweep.states = scratch.states;
     sweep.y = scratch.steps.y;
     sweep.dy = scratch.steps.dy;

@@ -11,6 +11,7 @@
 
 #include "../../core/discretization.h"
 #include "../../core/params.h"
+#include "../simd/states.h"
 #include "../simd/tile.h"
 #include "../simd/vector.h"
 #include "../simd/vector_math.h"
@@ -19,25 +20,6 @@
 #include "sweeps.h"
 
 namespace selective_scan::cpu {
-
-/// (state, lane), the real parts, from the first lane's element; rows are states.
-SELECTIVE_SCAN_HD Section state_section(const ArrayView& view, int64_t offset, int64_t lanes,
-                                        int64_t lane_stride, int64_t dstate) {
-  return {element_at(view, offset), view.dtype, dstate, lanes, view.state, lane_stride};
-}
-
-/// A contiguous (batch, channel, state) array of the compute type from `data` on.
-template <class State>
-SELECTIVE_SCAN_HD ArrayView contiguous_states(void* data, const ScanParams& params) {
-  ArrayView view;
-  view.data = data;
-  view.dtype = sizeof(scalar_t<State>) == 8 ? DType::kFloat64 : DType::kFloat32;
-  view.state = kComponents<State>;
-  view.channel = params.dstate * view.state;
-  view.batch = params.dim * view.channel;
-  view.imag = 1;
-  return view;
-}
 
 /// The saved states of a vector's lanes: those of the first lane after chunk `chunk` of its
 /// sequence.
@@ -55,42 +37,6 @@ struct SavedStates {
         lane_stride(lanes.are_segments() ? lanes.segment_steps / kStateChunk * view.batch
                                          : lanes.channel_stride(view)) {}
 };
-
-SELECTIVE_SCAN_HD Section imaginary_part(Section section, const ArrayView& view) {
-  section.data = static_cast<char*>(section.data) + view.imag * element_size(view.dtype);
-  return section;
-}
-
-/// Reads (state, lane) into an array of State; zeros where the view is absent.
-template <class State>
-void load_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t lane_stride,
-                 int64_t dstate, State* states) {
-  using R = real_t<State>;
-  if (!view.present()) {
-    for (int64_t n = 0; n < dstate; ++n) states[n] = State{};
-    return;
-  }
-  const Section section = state_section(view, offset, lanes, lane_stride, dstate);
-  scalar_t<State>* tile = reinterpret_cast<scalar_t<State>*>(states);
-  constexpr int64_t kPitch = kComponents<State> * R::kWidth;
-  load_tile<R>(section, tile, kPitch);
-  if constexpr (is_complex_v<State>) {
-    load_tile<R>(imaginary_part(section, view), tile + R::kWidth, kPitch);
-  }
-}
-
-template <class State>
-void store_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t lane_stride,
-                  int64_t dstate, const State* states) {
-  using R = real_t<State>;
-  const Section section = state_section(view, offset, lanes, lane_stride, dstate);
-  const scalar_t<State>* tile = reinterpret_cast<const scalar_t<State>*>(states);
-  constexpr int64_t kPitch = kComponents<State> * R::kWidth;
-  store_tile<R>(section, tile, kPitch);
-  if constexpr (is_complex_v<State>) {
-    store_tile<R>(imaginary_part(section, view), tile + R::kWidth, kPitch);
-  }
-}
 
 /// This is what belongs to a vector of channels of a (batch, channel, state) array.
 template <class State>
@@ -155,6 +101,14 @@ SELECTIVE_SCAN_HD R span_of(const R* delta, int64_t steps) {
   R span(scalar_t<R>(0));
   for (int64_t t = 0; t < steps; ++t) span += delta[t];
   return span;
+}
+
+/// The largest |Δ| of each lane; what is no number does not count.
+template <class R>
+SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
+  R largest(scalar_t<R>(0));
+  for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
+  return largest;
 }
 
 /// The affine maps of a block's segments, while a kernel walks them.
@@ -301,11 +255,8 @@ struct ProjectionTile {
 /// Reads an array with a number for each channel; zeros where it is absent.
 template <class R>
 void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
-  values = R(scalar_t<R>(0));
-  if (!view.present()) return;
-  load_tile<R>({element_at(view, lanes.channel * view.channel), view.dtype, 1, lanes.count, 0,
-                lanes.channel_stride(view)},
-               reinterpret_cast<scalar_t<R>*>(&values), R::kWidth);
+  load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view), 1,
+              &values);
 }
 
 /// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
@@ -379,6 +330,20 @@ struct BlockInputs {
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
+  /// Sets what a sweep has of these inputs and of a chunk's steps.
+  SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Lanes& lanes,
+                                     const Chunk& chunk, int64_t vector, const R* delta,
+                                     const R* gains, ForwardSweep<State>& sweep) const {
+    sweep.is_bounded = is_bounded(largest_step(delta, chunk.steps), vector);
+    sweep.dstate = params.dstate;
+    sweep.steps = chunk.steps;
+    sweep.delta = delta;
+    sweep.gain = gains;
+    sweep.poles = poles + vector * params.dstate;
+    sweep.B = B(params, lanes, vector);
+    sweep.C = C(params, lanes, vector);
+  }
+
   SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,
                                         int64_t vector) const {
     return params.variable_B ? variable(params, lanes, B_tile)
@@ -403,134 +368,5 @@ struct BlockInputs {
             0};
   }
 };
-
-/// A chunk of a sequence; the caller comes to the one that starts `steps_ahead` from here next, or
-/// soon.
-SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& block,
-                                           const Lanes& lanes, const Chunk& chunk,
-                                           int64_t steps_ahead) {
-  const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
-  Section section = step_section(view, offset, lanes.stride(view), chunk);
-  section.rows_ahead = steps_ahead;
-  return section;
-}
-
-/// Reads a chunk of an input sequence; zeros where it is absent.
-template <class R>
-void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
-                   const Chunk& chunk, int64_t steps_ahead, R* tile) {
-  if (!view.present()) {
-    for (int64_t t = 0; t < chunk.steps; ++t) tile[t] = R(scalar_t<R>(0));
-    return;
-  }
-  load_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
-                reinterpret_cast<scalar_t<R>*>(tile));
-}
-
-template <class R>
-void store_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, int64_t steps_ahead, const R* tile) {
-  store_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
-                 reinterpret_cast<const scalar_t<R>*>(tile));
-}
-
-/// Reads delta and makes of it the steps Δ (see finite_step), 0 where a segment has none.
-/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it. use(t,
-/// Δ) sees every step.
-template <class R, class Use>
-void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
-                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
-                     R* decay, R* delta, const Use& use) {
-  load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
-  if (params.delta_softplus) {
-    // Two loops: an exponential and a logarithm, one waiting for the other, are so long a chain
-    // that too few steps are on their way at a time.
-    for (int64_t t = 0; t < chunk.steps; ++t) {
-      const R biased = biased_delta[t] + delta_bias;
-      biased_delta[t] = biased;
-      decay[t] = VectorMath::decay(biased);
-    }
-    for (int64_t t = 0; t < chunk.steps; ++t) {
-      delta[t] = finite_step(VectorMath::softplus(biased_delta[t], decay[t]));
-      use(t, delta[t]);
-    }
-  } else {
-    for (int64_t t = 0; t < chunk.steps; ++t) {
-      delta[t] = finite_step(biased_delta[t] + delta_bias);
-      use(t, delta[t]);
-    }
-  }
-  clear_steps_beyond(lanes, chunk, delta);
-}
-template <class R>
-void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
-                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
-                     R* decay, R* delta) {
-  load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, biased_delta, decay, delta,
-                  [](int64_t, R) {});
-}
-
-/// What a chunk's inputs come from, one for each step.
-template <class R>
-struct InputSteps {
-  R* biased_delta;  // this and the next two as in load_step_sizes()
-  R* decay;
-  R* delta;
-  R* u;
-  R* input_delta;
-  R* gains;  // room for them, see step_forms.h
-
-  /// Those of a pass that does not go back through them, so that some may lie in one place: `spare`
-  /// is free again once they are loaded.
-  static SELECTIVE_SCAN_HD InputSteps of_forward(R* delta, R* u, R* gains, R* spare) {
-    return {delta, spare, delta, u, gains, gains};
-  }
-};
-
-/// Reads u and the steps, and returns the gains.
-template <class State, class R>
-const R* load_inputs(const ScanParams& params, const Block& block, const Lanes& lanes,
-                     const Chunk& chunk, int64_t steps_ahead, R delta_bias,
-                     const InputSteps<R>& steps) {
-  const auto load = [&](const auto& use) {
-    load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, steps.biased_delta,
-                    steps.decay, steps.delta, use);
-  };
-  const auto nothing = [](int64_t, R) {};
-  load_sequence(params.u, block, lanes, chunk, steps_ahead, steps.u);
-  if (params.input_delta.present()) {
-    load(nothing);
-    load_sequence(params.input_delta, block, lanes, chunk, steps_ahead, steps.input_delta);
-    for (int64_t t = 0; t < chunk.steps; ++t) steps.gains[t] = steps.input_delta[t] * steps.u[t];
-    return steps.gains;
-  }
-  if (!Sweeps<State>::of(params).gain_has_step) {
-    load(nothing);
-    return steps.u;
-  }
-  load([&](int64_t t, R delta) { steps.gains[t] = delta * steps.u[t]; });
-  return steps.gains;
-}
-
-/// Turns Re(Σ C·h) in y to out, and stores it; z is room for the gate.
-template <class State, class R>
-void store_output(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                  const Chunk& chunk, R D, const R* u, R* z, R* y) {
-  const bool is_gated = params.z.present();
-  if (is_gated) load_sequence(params.z, block, lanes, chunk, kStateChunk, z);
-  for (int64_t t = 0; t < chunk.steps; ++t) {
-    const R sum = constant<State>(kOutputScale<State>) * y[t] + D * u[t];
-    y[t] = is_gated ? sum * (z[t] * VectorMath::sigmoid(z[t])) : sum;
-  }
-  store_sequence(params.out, block, lanes, chunk, kStateChunk, y);
-}
-
-/// The largest |Δ| of each lane; what is no number does not count.
-template <class R>
-SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
-  R largest(scalar_t<R>(0));
-  for (int64_t t = 0; t < steps; ++t) largest = greater(magnitude(delta[t]), largest);
-  return largest;
-}
 
 }  // namespace selective_scan::cpu

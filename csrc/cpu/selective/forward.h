@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "block.h"
+#include "steps.h"
 
 namespace selective_scan::cpu {
 
@@ -23,20 +24,13 @@ struct ForwardScratch {
   BlockInputs<State> inputs;
   BlockMaps<State> maps;  // if segments may find theirs
   State* states;          // (vector, state)
-  R* delta;               // (step)
-  R* u;
-  R* gains;
-  R* z;
-  R* y;
+  ForwardSteps<R> steps;
 
   SELECTIVE_SCAN_HD ForwardScratch(const ForwardParams& params, const Block& block, void* base)
-      : arena{static_cast<char*>(base)}, inputs(arena, params, block) {
+      : arena{static_cast<char*>(base)}, inputs(arena, params, block), steps(arena) {
     if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     states = arena.take<State>(num_vectors<R>(block) * params.dstate);
-    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
   }
-
-  InputSteps<R> input_steps() const { return InputSteps<R>::of_forward(delta, u, gains, y); }
 };
 
 template <class State>
@@ -94,33 +88,24 @@ struct ForwardKernel {
 
  private:
   static void scan_chunk(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                         const Chunk& steps, const Scratch& scratch, int64_t vector) {
-    const int64_t dstate = params.dstate;
-    const R* gain = load_inputs<State>(params, block, lanes, steps, kStateChunk,
-                                       scratch.inputs.delta_bias[vector], scratch.input_steps());
-    for (int64_t t = 0; t < steps.steps; ++t) scratch.y[t] = R(T(0));
+                         const Chunk& chunk, const Scratch& scratch, int64_t vector) {
+    const ForwardSteps<R>& steps = scratch.steps;
+    const R* gains = load_inputs<State>(params, block, lanes, chunk, kStateChunk,
+                                        scratch.inputs.delta_bias[vector], steps.inputs());
+    for (int64_t t = 0; t < chunk.steps; ++t) steps.y[t] = R(T(0));
 
-    const BlockInputs<State>& inputs = scratch.inputs;
     ForwardSweep<State> sweep;
-    sweep.is_bounded = inputs.is_bounded(largest_step(scratch.delta, steps.steps), vector);
-    sweep.dstate = dstate;
-    sweep.steps = steps.steps;
-    sweep.delta = scratch.delta;
-    sweep.gain = gain;
-    sweep.poles = inputs.poles + vector * dstate;
-    sweep.B = inputs.B(params, lanes, vector);
-    sweep.C = inputs.C(params, lanes, vector);
-    sweep.states = scratch.states + vector * dstate;
-    sweep.y = scratch.y;
+    scratch.inputs.begin_sweep(params, lanes, chunk, vector, steps.delta, gains, sweep);
+    sweep.states = scratch.states + vector * params.dstate;
+    sweep.y = steps.y;
     if (block.finds_map) {
-      sweep.map = scratch.maps.next(params, vector, scratch.delta, steps.steps,
-                                    is_last_chunk(lanes, steps));
+      sweep.map =
+          scratch.maps.next(params, vector, steps.delta, chunk.steps, is_last_chunk(lanes, chunk));
     }
     Sweeps<State>::of(params).forward(sweep);
 
     if (params.wanted != ForwardWanted::kOutput) return;
-    store_output<State>(params, block, lanes, steps, scratch.inputs.D[vector], scratch.u, scratch.z,
-                        scratch.y);
+    store_output<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps);
   }
 
   /// The lanes for which the state `offset` steps behind their first one is to be saved: neither

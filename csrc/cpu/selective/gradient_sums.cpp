@@ -118,11 +118,10 @@ BackwardPartials take_rows(const BackwardParams& params, int64_t rows, Arena& ar
 
 void take_blocks(const BackwardParams& params, const Partition& partition, Arena& arena,
                  BackwardPartials& partials) {
-  const int64_t components = params.is_complex ? 2 : 1;
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
-  const int64_t values = partition.chains() * chunks * components * params.dstate * kStateChunk;
+  const int64_t values = partition.chains() * chunks * params.dstate * kStateChunk;
   const auto take = [&](bool wanted) -> void* {
-    return wanted ? arena.take<char>(values * element_bytes(params)) : nullptr;
+    return wanted ? arena.take<char>(values * number_bytes(params)) : nullptr;
   };
   const bool several = partition.blocks_per_group > 1;
   partials.dB_blocks = take(params.variable_B && several);

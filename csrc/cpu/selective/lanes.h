@@ -71,7 +71,7 @@ SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
     lanes.channel = block.first_channel + vector * R::kWidth;
     lanes.count = block.channels - vector * R::kWidth;
   }
-  if (lanes.count > R::kWidth) lanes.count = R::kWidth;
+  lanes.count = lesser_of(R::kWidth, lanes.count);
   return lanes;
 }
 
@@ -89,7 +89,7 @@ SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, i
   Chunk chunk;
   chunk.first_step = lanes.first_step + offset;
   chunk.whole_lanes = lanes.count;
-  chunk.steps = lanes.steps - offset < kStateChunk ? lanes.steps - offset : kStateChunk;
+  chunk.steps = lesser_of(kStateChunk, lanes.steps - offset);
   if (!lanes.are_segments()) return chunk;
   const int64_t last_lane = lanes.first_step + (lanes.count - 1) * lanes.segment_steps;
   const int64_t left = params.seqlen - last_lane - offset;
@@ -109,10 +109,6 @@ SELECTIVE_SCAN_HD bool is_last_chunk(const Lanes& lanes, const Chunk& chunk) {
   return chunk.first_step + kStateChunk >= lanes.first_step + lanes.steps;
 }
 
-SELECTIVE_SCAN_HD void* element_at(const ArrayView& view, int64_t offset) {
-  return static_cast<char*>(view.data) + offset * element_size(view.dtype);
-}
-
 /// (step, lane) of an array with steps, from its element (batch, channel or group, first step).
 SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, int64_t lane_stride,
                                        const Chunk& chunk) {
@@ -126,8 +122,7 @@ SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, in
 
 /// The lane behind those of a section.
 SELECTIVE_SCAN_HD Section next_lane(Section section, int64_t rows) {
-  section.data = static_cast<char*>(section.data) +
-                 section.lanes * section.lane_stride * element_size(section.dtype);
+  section.data = element_at(section, section.lanes * section.lane_stride);
   section.lanes = 1;
   section.rows = rows;
   return section;

@@ -170,12 +170,15 @@ struct MapPlan {
   }
 };
 
-/// A pass: maps(block, scratch) finds the affine maps of a block's segments, and scan(block,
-/// scratch) scans it. Parts and segments count in the order of the scan.
-template <class Plan, class Params, class Maps, class Scan>
+/// It finds the affine maps of a block's segments.
+template <class Params>
+using Maps = void (*)(const Params&, const Block&, void* scratch);
+
+/// A pass: scan(block, scratch) scans a block. Parts and segments count in the order of the scan.
+template <class Plan, class Params, class Scan>
 class Pass {
  public:
-  Pass(const Plan& plan, const Params& params, const ThreadPool& pool, const Maps& maps,
+  Pass(const Plan& plan, const Params& params, const ThreadPool& pool, Maps<Params> maps,
        const Scan& scan)
       : plan_(plan), params_(params), pool_(pool), maps_(maps), scan_(scan) {}
 
@@ -183,7 +186,7 @@ class Pass {
     const Segmentation& segmentation = plan_.partition.segmentation;
     if (segmentation.lanes_are_segments()) {
       for_each_run(0, runs_.parts, [&](int64_t chain, int64_t part, void* scratch) {
-        maps_(block(chain, part), scratch);
+        maps_(params_, block(chain, part), scratch);
       });
       join_channels(0, segmentation.count);
       for_each_run(0, runs_.parts, [&](int64_t chain, int64_t part, void* scratch) {
@@ -196,7 +199,7 @@ class Pass {
     for_each_run(0, std::max<int64_t>(last, 1), [&](int64_t chain, int64_t run, void* scratch) {
       if (run == 0) return scan_run(chain, run, scratch);
       for (int64_t part = runs_.begin(run); part < runs_.begin(run + 1); ++part) {
-        maps_(block(chain, part), scratch);
+        maps_(params_, block(chain, part), scratch);
       }
     });
     if (last == 0) return;
@@ -247,7 +250,7 @@ class Pass {
   const Runs& runs_ = plan_.runs;
   const Params& params_;
   const ThreadPool& pool_;
-  const Maps& maps_;
+  const Maps<Params> maps_;
   const Scan& scan_;
 };
 
@@ -279,8 +282,7 @@ struct BackwardSums {
       count += rows_of(calls[i]);
     }
     rows = take_rows(params, count, arena);
-    rows.dA = arena.take<char>(count * params.dim * params.dstate * (params.is_complex ? 2 : 1) *
-                               (params.is_double ? 8 : 4));
+    rows.dA = arena.take<char>(count * params.dim * params.dstate * number_bytes(params));
     bytes_of_calls = calls.workspace_bytes(bytes_of_backward);
     of_calls = arena.take<char>(bytes_of_calls);
   }
@@ -294,8 +296,8 @@ struct BackwardSums {
 
 /// Finds the maps of segments, and joins them; finish(segmentation, batch, channel) follows.
 template <class Params, class Finish>
-void find_map(const Params& params, void* workspace, const ThreadPool& pool,
-              void (*maps)(const Params&, const Block&, void*), const Finish& finish) {
+void find_map(const Params& params, void* workspace, const ThreadPool& pool, Maps<Params> maps,
+              const Finish& finish) {
   const MapPlan plan(params, workspace, pool);
   const Partition& partition = plan.partition;
   const Segmentation& segmentation = partition.segmentation;
@@ -325,13 +327,10 @@ void find_state_gradient(const BackwardParams& params, void* workspace, const Th
 void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
   if (params.wanted == ForwardWanted::kMapAlone) return find_forward_map(params, workspace, pool);
   const ForwardPlan plan(params, workspace, pool);
-  const auto maps = [&](const Block& block, void* scratch) {
-    plan.kernels.forward_maps(params, block, scratch);
-  };
   const auto scan = [&](const Block& block, void* scratch) {
     plan.kernels.forward(params, block, scratch);
   };
-  Pass(plan, params, pool, maps, scan).run();
+  Pass(plan, params, pool, plan.kernels.forward_maps, scan).run();
 }
 
 void backward_call(const BackwardParams& params, const BackwardPartials& rows, void* workspace,
@@ -341,13 +340,10 @@ void backward_call(const BackwardParams& params, const BackwardPartials& rows, v
   partials.dB_blocks = plan.blocks.dB_blocks;
   partials.dC_blocks = plan.blocks.dC_blocks;
   partials.blocks_per_group = plan.blocks.blocks_per_group;
-  const auto maps = [&](const Block& block, void* scratch) {
-    plan.kernels.backward_maps(params, block, scratch);
-  };
   const auto scan = [&](const Block& block, void* scratch) {
     plan.kernels.backward(params, block, partials, scratch);
   };
-  Pass(plan, params, pool, maps, scan).run();
+  Pass(plan, params, pool, plan.kernels.backward_maps, scan).run();
   sum_blocks(params, partials, plan.workers, pool);
 }
 

@@ -3,13 +3,16 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "../../core/element.h"
+#include "../work.h"
+
 namespace selective_scan::cpu {
 namespace {
 
 /// A constant B or C has a step stride of 0.
 void advance(ArrayView& view, int64_t index, int64_t stride) {
   if (!view.present()) return;
-  view.data = static_cast<char*>(view.data) + index * stride * element_size(view.dtype);
+  view.data = element_at(view, index * stride);
 }
 
 /// `params` for its steps from `begin` on, `steps` of them.
@@ -38,9 +41,8 @@ Params params_of(const Params& packed, int64_t sequence,
   advance(params.initial_state, sequence, params.initial_state.batch);
   for (ArrayView Params::* view : states) advance(params.*view, sequence, (params.*view).batch);
   if (params.states) {
-    const int64_t state_bytes = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
     params.states = static_cast<char*>(params.states) +
-                    first_saved_state(begin) * params.dim * params.dstate * state_bytes;
+                    first_saved_state(begin) * params.dim * params.dstate * number_bytes(params);
   }
   return params;
 }

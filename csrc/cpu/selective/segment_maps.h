@@ -16,28 +16,11 @@
 
 namespace selective_scan::cpu {
 
-template <class R>
-SELECTIVE_SCAN_HD auto is_zero(R x) {
-  return x == R(scalar_t<R>(0));
-}
-template <class R>
-SELECTIVE_SCAN_HD auto is_zero(Complex<R> x) {
-  return is_zero(magnitude(x.re) + magnitude(x.im));
-}
-
-template <class M, class R>
-SELECTIVE_SCAN_HD R either(M condition, R a, R b) {
-  return select(condition, a, b);
-}
-template <class M, class R>
-SELECTIVE_SCAN_HD Complex<R> either(M condition, Complex<R> a, Complex<R> b) {
-  return {select(condition, a.re, b.re), select(condition, a.im, b.im)};
-}
-
 /// apply_map() of affine_map.h, lane by lane.
 template <class State>
 SELECTIVE_SCAN_HD State apply_maps(State factor, State offset, State entering) {
-  return either(is_zero(entering), offset, multiply_add(factor, entering, offset));
+  const auto is_zero = size_of(entering) == constant<State>(0);
+  return select(is_zero, offset, multiply_add(factor, entering, offset));
 }
 
 template <class State>
@@ -113,9 +96,9 @@ struct MapScratch {
       State& factor = maps.factors[vector * params.dstate + n];
       const auto leaves_out = is_forgotten(factor);
       const State weight = goes_back ? conj(factor) : factor;
-      offset = either(leaves_out, offset, apply_maps(weight, offset, chunk_offsets[n]));
+      offset = select(leaves_out, offset, apply_maps(weight, offset, chunk_offsets[n]));
       const State product = apply_maps(factor, State{}, chunk_factors[n]);
-      factor = either(leaves_out, State{}, either(is_forgotten(product), State{}, product));
+      factor = select(leaves_out || is_forgotten(product), State{}, product);
     }
   }
 };

@@ -138,9 +138,7 @@ Segmentation segmentation_of(const ScanParams& params, const Partition& partitio
 
 void take_arrays(Segmentation& segmentation, const ScanParams& params, Arena& arena) {
   if (!segmentation.present()) return;
-  const int64_t state_bytes =
-      params.dstate * (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
-  const int64_t row_bytes = params.batch * params.dim * state_bytes;
+  const int64_t row_bytes = params.batch * params.dim * params.dstate * number_bytes(params);
   segmentation.factors = arena.take<char>(row_bytes * segmentation.count);
   segmentation.boundaries = arena.take<char>(row_bytes * (segmentation.count + 1));
 }

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../simd/transpose.h"
 #include "../simd/vector_math.h"
 #include "step_forms.h"
 #include "sweeps.h"
@@ -27,27 +28,12 @@ SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
   return (c + a.re * b.re) - a.im * b.im;
 }
 
-/// Calls visit.operator()<kStates>(first) for groups of states that together are all of dstate.
-template <class Visit>
-SELECTIVE_SCAN_HD void for_each_state_group(int64_t dstate, const Visit& visit) {
-  int64_t n = 0;
-  for (; n + kStatesInRegisters <= dstate; n += kStatesInRegisters) {
-    visit.template operator()<kStatesInRegisters>(n);
-  }
-  for (; n < dstate; ++n) visit.template operator()<1>(n);
-}
-
 /// Writes what the lanes share of states n and the next once for every lane: (state, step).
 template <class State>
 void spread(const Projection<State>& projection, int64_t n, int states, State* target) {
-  using R = real_t<State>;
+  const scalar_t<State>* source = projection.data + n * kStateChunk;
   for (int64_t i = 0; i < states * kStateChunk; ++i) {
-    const scalar_t<State>* entry = projection.data + n * kStateChunk + i;
-    if constexpr (is_complex_v<State>) {
-      target[i] = {R(entry[0]), R(entry[projection.imaginary])};
-    } else {
-      target[i] = R(entry[0]);
-    }
+    target[i] = spread_number<State>(source + i, projection.imaginary);
   }
 }
 
@@ -72,12 +58,7 @@ class LaneRows {
   }
 
   SELECTIVE_SCAN_HD State at(int j, int64_t t) const {
-    const T* entry = data_ + j * state_stride_ + t * step_stride_;
-    if constexpr (is_complex_v<State>) {
-      return {R::load(entry), R::load(entry + imaginary_)};
-    } else {
-      return R::load(entry);
-    }
+    return load_number<State>(data_ + j * state_stride_ + t * step_stride_, imaginary_);
   }
 
  private:
@@ -91,19 +72,12 @@ class LaneRows {
 /// These are numbers that all lanes share.
 template <class State, int kStates>
 class SharedRows {
-  using R = real_t<State>;
-
  public:
   SELECTIVE_SCAN_HD SharedRows(const Projection<State>& projection, int64_t n)
       : data_(projection.data + n * kStateChunk), imaginary_(projection.imaginary) {}
 
   SELECTIVE_SCAN_HD State at(int j, int64_t t) const {
-    const scalar_t<State>* entry = data_ + j * kStateChunk + t;
-    if constexpr (is_complex_v<State>) {
-      return {R(entry[0]), R(entry[imaginary_])};
-    } else {
-      return R(entry[0]);
-    }
+    return spread_number<State>(data_ + j * kStateChunk + t, imaginary_);
   }
 
  private:
@@ -349,7 +323,7 @@ class MethodSweeps {
                                                const Visit& visit) {
     constexpr bool kIsBounded = !kAlwaysClamps<State>;
     const auto visit_all = [&]<class Math, bool kIsShared>() {
-      for_each_state_group(sweep.dstate, [&]<int kStates>(int64_t n) {
+      cpu::for_each_group<kStatesInRegisters>(sweep.dstate, [&]<int kStates>(int64_t n) {
         visit.template operator()<Math, kIsShared, kStates>(n);
       });
     };

@@ -13,9 +13,6 @@
 
 namespace selective_scan::cpu {
 
-template <class State>
-constexpr int kComponents = is_complex_v<State> ? 2 : 1;
-
 /// The states that a sweep carries through a chunk in registers at a time.
 constexpr int kStatesInRegisters = 4;
 
@@ -99,14 +96,9 @@ struct BackwardSweep : ForwardSweep<State> {
 
 /// What fp32 keeps of a state after it was multiplied by this is nothing or next to nothing, and
 /// likewise fp64. NaN is not.
-template <class R>
-SELECTIVE_SCAN_HD auto is_forgotten(R factor) {
-  using T = scalar_t<R>;
-  return magnitude(factor) < R(std::numeric_limits<T>::min());
-}
-template <class R>
-SELECTIVE_SCAN_HD auto is_forgotten(Complex<R> factor) {
-  return is_forgotten(magnitude(factor.re) + magnitude(factor.im));
+template <class State>
+SELECTIVE_SCAN_HD auto is_forgotten(State factor) {
+  return size_of(factor) < real_t<State>(std::numeric_limits<scalar_t<State>>::min());
 }
 
 /// The affine map of a chunk, joined to that of the chunks before it, or behind it on the way back.

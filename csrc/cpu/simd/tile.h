@@ -13,6 +13,7 @@
 
 #include "../../core/dtype.h"
 #include "../../core/element.h"
+#include "transpose.h"
 #include "vector.h"
 
 namespace selective_scan::cpu {
@@ -128,23 +129,6 @@ struct Converter {
     return R::from(bit_cast<typename R::Native>(words));
   }
 
-  static SELECTIVE_SCAN_HD T scalar(Element value) {
-    if constexpr (sizeof(Element) == 2) {
-      return static_cast<T>(to_float(value));
-    } else {
-      return static_cast<T>(value);
-    }
-  }
-  static SELECTIVE_SCAN_HD void store_scalar(T value, Element* target) {
-    if constexpr (std::is_same_v<Element, BFloat16>) {
-      *target = to_bfloat16(static_cast<float>(value));
-    } else if constexpr (std::is_same_v<Element, Half>) {
-      *target = to_half(static_cast<float>(value));
-    } else {
-      *target = static_cast<Element>(value);
-    }
-  }
-
  private:
   // The functions of core/dtype.h, for all lanes at once.
   using Words = native_t<uint32_t, kWidth>;
@@ -223,14 +207,16 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      row = section.lanes == kWidth ? load_columns(section, tile, pitch, WholeVector{})
-                                    : load_columns(section, tile, pitch, section.lanes);
+      row = for_each_block(section, [&]<bool kPairs>(int64_t first) {
+        section.lanes == kWidth ? load_block<kPairs>(section, first, tile, pitch, WholeVector{})
+                                : load_block<kPairs>(section, first, tile, pitch, section.lanes);
+      });
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < kWidth; ++lane) {
         tile[row * pitch + lane] =
             lane < section.lanes
-                ? Convert::scalar(source[row * section.row_stride + lane * section.lane_stride])
+                ? from_element<T>(source[row * section.row_stride + lane * section.lane_stride])
                 : T(0);
       }
     }
@@ -246,13 +232,15 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      row = section.lanes == kWidth ? store_columns(section, tile, pitch, WholeVector{})
-                                    : store_columns(section, tile, pitch, section.lanes);
+      row = for_each_block(section, [&]<bool kPairs>(int64_t first) {
+        section.lanes == kWidth ? store_block<kPairs>(section, first, tile, pitch, WholeVector{})
+                                : store_block<kPairs>(section, first, tile, pitch, section.lanes);
+      });
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < section.lanes; ++lane) {
-        Convert::store_scalar(tile[row * pitch + lane],
-                              target + row * section.row_stride + lane * section.lane_stride);
+        target[row * section.row_stride + lane * section.lane_stride] =
+            to_element<Element>(tile[row * pitch + lane]);
       }
     }
   }
@@ -310,34 +298,18 @@ struct TileMover {
     (store(pairs[kIndices], int64_t{2 * kIndices}), ...);
   }
 
-  /// Moves sections whose rows are contiguous, as many at a time as a vector of a lane's elements
-  /// has; returns how many. Narrow elements are transposed as pairs, which takes half the shuffles.
-  template <class Lanes>
-  static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
-                                                Lanes lanes) {
+  /// Calls move.operator()<kPairs>(row) for sections whose rows are contiguous: as many rows at a
+  /// time as a vector of a lane's elements has. Returns how many they are together. Narrow elements
+  /// are transposed as pairs, which takes half the shuffles.
+  template <class Move>
+  static SELECTIVE_SCAN_HD int64_t for_each_block(const Section& section, const Move& move) {
     int64_t row = 0;
     if constexpr (Convert::kPairs) {
       for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
-        load_block<true>(section, row, tile, pitch, lanes);
+        move.template operator()<true>(row);
       }
     }
-    for (; row + kWidth <= section.rows; row += kWidth) {
-      load_block<false>(section, row, tile, pitch, lanes);
-    }
-    return row;
-  }
-  template <class Lanes>
-  static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
-                                                 int64_t pitch, Lanes lanes) {
-    int64_t row = 0;
-    if constexpr (Convert::kPairs) {
-      for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
-        store_block<true>(section, row, tile, pitch, lanes);
-      }
-    }
-    for (; row + kWidth <= section.rows; row += kWidth) {
-      store_block<false>(section, row, tile, pitch, lanes);
-    }
+    for (; row + kWidth <= section.rows; row += kWidth) move.template operator()<false>(row);
     return row;
   }
 
@@ -405,8 +377,7 @@ struct TileMover {
 /// The part of a section that one vector of lanes covers.
 template <class R>
 SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
-  section.data =
-      static_cast<char*>(section.data) + first * section.lane_stride * element_size(section.dtype);
+  section.data = element_at(section, first * section.lane_stride);
   const int64_t left = section.lanes - first;
   section.lanes = left < R::kWidth ? left : R::kWidth;
   return section;
@@ -433,6 +404,41 @@ void store_tile(const Section& section, const typename R::Scalar* tile, int64_t 
   });
 }
 
+/// Moves a section of any number of lanes, row by row where these are contiguous: memory is read
+/// in its order.
+template <class R>
+void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) {
+  if (section.lane_stride != 1) return load_tile<R>(section, tile, pitch);
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
+    for (int64_t row = 0; row < section.rows; ++row) {
+      const Element* source = static_cast<const Element*>(section.data) + row * section.row_stride;
+      for (int64_t lane = 0; lane < section.lanes; lane += R::kWidth) {
+        prefetch(source + lane, ahead);
+        Converter<R, Element>::load_part(source + lane, section.lanes - lane)
+            .store(tile + row * pitch + lane);
+      }
+    }
+  });
+}
+template <class R>
+void store_rows(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
+  if (section.lane_stride != 1) return store_tile<R>(section, tile, pitch);
+  visit_dtype(section.dtype, [&](auto* element) {
+    using Element = std::remove_pointer_t<decltype(element)>;
+    const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
+    for (int64_t row = 0; row < section.rows; ++row) {
+      Element* target = static_cast<Element*>(section.data) + row * section.row_stride;
+      for (int64_t lane = 0; lane < section.lanes; lane += R::kWidth) {
+        prefetch(target + lane, ahead);
+        Converter<R, Element>::store_part(R::load(tile + row * pitch + lane), target + lane,
+                                          section.lanes - lane);
+      }
+    }
+  });
+}
+
 /// Moves a section of one lane alone, and nothing beside it in the tile.
 template <class R>
 void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) {
@@ -440,7 +446,7 @@ void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) 
     using Element = std::remove_pointer_t<decltype(element)>;
     const Element* source = static_cast<const Element*>(section.data);
     for (int64_t row = 0; row < section.rows; ++row) {
-      tile[row * pitch] = Converter<R, Element>::scalar(source[row * section.row_stride]);
+      tile[row * pitch] = from_element<typename R::Scalar>(source[row * section.row_stride]);
     }
   });
 }
@@ -451,7 +457,7 @@ void store_lane(const Section& section, const typename R::Scalar* tile, int64_t 
     using Element = std::remove_pointer_t<decltype(element)>;
     Element* target = static_cast<Element*>(section.data);
     for (int64_t row = 0; row < section.rows; ++row) {
-      Converter<R, Element>::store_scalar(tile[row * pitch], target + row * section.row_stride);
+      target[row * section.row_stride] = to_element<Element>(tile[row * pitch]);
     }
   });
 }

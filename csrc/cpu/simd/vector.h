@@ -10,7 +10,6 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "../../core/complex.h"
 #include "../../core/config.h"
@@ -217,25 +216,25 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> as_number(Bits<T, K> x) {
   return Vec<T, K>::from(bit_cast<typename Vec<T, K>::Native>(x.native));
 }
-// Sums wrap around, as those of signed integers may not: the bits of NaN and infinity are large.
+/// Unsigned, so that sums wrap around, as those of signed integers may not: the bits of NaN and
+/// infinity are large.
+template <class T, class K>
+SELECTIVE_SCAN_HD auto wrapping(Bits<T, K> x) {
+  using Unsigned = std::make_unsigned_t<bits_t<T>>;
+  return bit_cast<native_t<Unsigned, Vec<T, K>::kWidth>>(x.native);
+}
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, bits_t<T> b) {
-  using Unsigned = std::make_unsigned_t<bits_t<T>>;
-  using Wrapping = native_t<Unsigned, Vec<T, K>::kWidth>;
-  const Wrapping sum = bit_cast<Wrapping>(a.native) + static_cast<Unsigned>(b);
+  const auto sum = wrapping(a) + static_cast<std::make_unsigned_t<bits_t<T>>>(b);
   return {bit_cast<typename Bits<T, K>::Native>(sum)};
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator+(Bits<T, K> a, Bits<T, K> b) {
-  using Wrapping = native_t<std::make_unsigned_t<bits_t<T>>, Vec<T, K>::kWidth>;
-  const Wrapping sum = bit_cast<Wrapping>(a.native) + bit_cast<Wrapping>(b.native);
-  return {bit_cast<typename Bits<T, K>::Native>(sum)};
+  return {bit_cast<typename Bits<T, K>::Native>(wrapping(a) + wrapping(b))};
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator-(Bits<T, K> a, Bits<T, K> b) {
-  using Wrapping = native_t<std::make_unsigned_t<bits_t<T>>, Vec<T, K>::kWidth>;
-  const Wrapping difference = bit_cast<Wrapping>(a.native) - bit_cast<Wrapping>(b.native);
-  return {bit_cast<typename Bits<T, K>::Native>(difference)};
+  return {bit_cast<typename Bits<T, K>::Native>(wrapping(a) - wrapping(b))};
 }
 template <class T, class K>
 SELECTIVE_SCAN_HD Bits<T, K> operator&(Bits<T, K> a, bits_t<T> b) {
@@ -411,93 +410,56 @@ SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
   return {x.native != 0};
 }
 
-/// Lane i of the result is lane Index::at(i) of a, or of b where that is at least the width.
-template <class Index, class T, class K, size_t... kLanes>
-SELECTIVE_SCAN_HD Vec<T, K> shuffle(Vec<T, K> a, Vec<T, K> b, std::index_sequence<kLanes...>) {
-#if defined(__clang__)
-  return Vec<T, K>::from(__builtin_shufflevector(a.native, b.native, Index::at(kLanes)...));
-#else
-  using Indices = typename Bits<T, K>::Native;
-  return Vec<T, K>::from(
-      __builtin_shuffle(a.native, b.native, Indices{static_cast<bits_t<T>>(Index::at(kLanes))...}));
-#endif
-}
-
-/// Exchanges, in the 2 x 2 blocks of lanes that two rows `kDistance` apart form, the entries off
-/// the diagonal: one step of a transposition.
-template <int kDistance, class T, class K>
-SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
-  constexpr int kWidth = Vec<T, K>::kWidth;
-  struct First {
-    static constexpr int at(int i) { return i & kDistance ? kWidth + (i ^ kDistance) : i; }
-  };
-  struct Second {
-    static constexpr int at(int i) { return i & kDistance ? kWidth + i : i ^ kDistance; }
-  };
-  constexpr auto kLanes = std::make_index_sequence<kWidth>();
-  const Vec<T, K> first = shuffle<First>(a, b, kLanes);
-  b = shuffle<Second>(a, b, kLanes);
-  a = first;
-}
-
-/// Four numbers to 128 bits, the unit that shuffles work in: two vectors interleave in one
-/// instruction each there, where exchange<1> may take more.
+/// |x|, or of a complex number what is as good to compare by.
 template <class T, class K>
-constexpr bool kInterleaves = sizeof(T) == 4 && Vec<T, K>::kWidth >= 4;
-
-/// Interleaves the halves of every 128 bits of a and b: (a0 b0 a1 b1 ...) and (a2 b2 a3 b3 ...).
-template <class T, class K>
-SELECTIVE_SCAN_HD void interleave(Vec<T, K>& a, Vec<T, K>& b) {
-  constexpr int kWidth = Vec<T, K>::kWidth;
-  struct Low {
-    static constexpr int at(int i) { return (i & 1) * kWidth + (i & ~3) + (i & 3) / 2; }
-  };
-  struct High {
-    static constexpr int at(int i) { return Low::at(i) + 2; }
-  };
-  constexpr auto kLanes = std::make_index_sequence<kWidth>();
-  const Vec<T, K> low = shuffle<Low>(a, b, kLanes);
-  b = shuffle<High>(a, b, kLanes);
-  a = low;
+SELECTIVE_SCAN_HD Vec<T, K> size_of(Vec<T, K> x) {
+  return magnitude(x);
+}
+template <class R>
+SELECTIVE_SCAN_HD R size_of(Complex<R> x) {
+  return magnitude(x.re) + magnitude(x.im);
 }
 
-/// rows[i][j] becomes rows[j][i].
-template <int kDistance = 1, class T, class K>
-SELECTIVE_SCAN_HD void transpose(Vec<T, K>* rows) {
-  constexpr int kWidth = Vec<T, K>::kWidth;
-  if constexpr (kDistance == 1 && kInterleaves<T, K>) {
-    for (int i = 0; i < kWidth; i += 4) {
-      interleave(rows[i], rows[i + 1]);
-      interleave(rows[i + 2], rows[i + 3]);
-      exchange<2>(rows[i], rows[i + 2]);
-      exchange<2>(rows[i + 1], rows[i + 3]);
-      std::swap(rows[i + 1], rows[i + 2]);
-    }
-    transpose<4>(rows);
-  } else if constexpr (kDistance < kWidth) {
-    for (int i = 0; i < kWidth; ++i) {
-      if (!(i & kDistance)) exchange<kDistance>(rows[i], rows[i | kDistance]);
-    }
-    transpose<2 * kDistance>(rows);
+/// Calls visit.operator()<kCount>(first) for groups of kMost, and then of one, that together are
+/// [0, count).
+template <int kMost, class Visit>
+SELECTIVE_SCAN_HD void for_each_group(int64_t count, const Visit& visit) {
+  int64_t first = 0;
+  for (; first + kMost <= count; first += kMost) visit.template operator()<kMost>(first);
+  for (; first < count; ++first) visit.template operator()<1>(first);
+}
+
+/// How many vectors a State is: real numbers for the lanes, or complex ones.
+template <class State>
+constexpr int kComponents = is_complex_v<State> ? 2 : 1;
+
+/// A number for each lane; imaginary parts lie `imaginary` behind the real ones.
+template <class State>
+SELECTIVE_SCAN_HD State load_number(const scalar_t<State>* source, int64_t imaginary) {
+  using R = real_t<State>;
+  if constexpr (is_complex_v<State>) {
+    return {R::load(source), R::load(source + imaginary)};
+  } else {
+    return R::load(source);
   }
 }
-
-/// Lane i of the result is the sum of the lanes of rows[i]: a transposition that adds as it goes.
-template <int kDistance = 1, class T, class K>
-SELECTIVE_SCAN_HD Vec<T, K> sum_of_each(Vec<T, K>* rows) {
-  constexpr int kWidth = Vec<T, K>::kWidth;
-  if constexpr (kDistance < kWidth) {
-    for (int i = 0; i < kWidth; i += 2 * kDistance) {
-      if constexpr (kDistance == 1 && kInterleaves<T, K>) {
-        interleave(rows[i], rows[i + 1]);
-      } else {
-        exchange<kDistance>(rows[i], rows[i + kDistance]);
-      }
-      rows[i] = rows[i] + rows[i + kDistance];
-    }
-    return sum_of_each<2 * kDistance>(rows);
+/// This is one number for all lanes.
+template <class State>
+SELECTIVE_SCAN_HD State spread_number(const scalar_t<State>* source, int64_t imaginary) {
+  using R = real_t<State>;
+  if constexpr (is_complex_v<State>) {
+    return {R(source[0]), R(source[imaginary])};
   } else {
-    return rows[0];
+    return R(source[0]);
+  }
+}
+template <class State>
+SELECTIVE_SCAN_HD void store_number(State value, scalar_t<State>* target, int64_t imaginary) {
+  if constexpr (is_complex_v<State>) {
+    value.re.store(target);
+    value.im.store(target + imaginary);
+  } else {
+    value.store(target);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "../../core/element.h"
 #include "../simd/tile.h"
+#include "../simd/transpose.h"
 #include "../simd/vector.h"
 
 namespace selective_scan::cpu {

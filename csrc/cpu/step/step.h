@@ -5,12 +5,11 @@
 // with views of these rows, and so is a step of the states.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "../conv/update.h"
-#include "../selective/lanes.h"
-#include "../update/advance.h"
+#include "../norm/norm.h"
+#include "../update/update.h"
 #include "../work.h"
 #include "kernels.h"
 #include "products.h"
@@ -22,7 +21,7 @@ class StepPhases {
   using T = typename R::Scalar;
   static constexpr int64_t kWidth = R::kWidth;
   static constexpr DType kCompute = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-  /// Channels that are convolved at a time.
+  /// Channels that are convolved, or whose states take a step, at a time.
   static constexpr int64_t kBlockChannels = 128;
   /// Logits that are computed before they are stored.
   static constexpr int64_t kBlockLogits = 128;
@@ -52,21 +51,17 @@ class StepPhases {
     }
   };
 
-  /// This memory belongs to one thread. Rows of states are whole vectors, with zeros behind what
-  /// there is.
+  /// This memory belongs to one thread.
   struct Scratch : Memory {
     Activations<T> normalized;  // (row, channel of dim)
-    Activations<T> B;           // (row, state), and so is C
-    Activations<T> C;
-    Activations<T> A;  // (channel of a vector, state), and so are staged states
-    Activations<T> h;
-    Activations<T> logits;  // (row, logit of a block)
+    Activations<T> logits;      // (row, logit of a block)
+    char* update;               // that of a step of the states
 
     Scratch(const StepParams& params, void* base) : Memory{{static_cast<char*>(base)}} {
       this->take(normalized, params.rows(), params.dim);
-      for (Activations<T>* rows : {&B, &C}) this->take(*rows, params.rows(), params.dstate);
-      for (Activations<T>* channels : {&A, &h}) this->take(*channels, kWidth, params.dstate);
       this->take(logits, params.head ? params.rows() : 0, kBlockLogits);
+      update = this->arena.template take<char>(
+          UpdateKernel<R>::scratch_bytes(update_params(params), params.batch, kBlockChannels));
     }
   };
 
@@ -107,32 +102,21 @@ class StepPhases {
  private:
   // --- norms ------------------------------------------------------------------------------------
 
-  /// One row by its root mean square, times the norm's weights.
+  /// One row by its root mean square, times the norm's weights; behind both rows are zeros.
   static void normalize(const StepParams& params, const void* weights, DType dtype, const T* row,
                         T* out) {
-    const int64_t whole = params.dim / kWidth * kWidth, left = params.dim - whole;
     R squares(T(0));
-    for (int64_t i = 0; i < whole; i += kWidth) {
+    for (int64_t i = 0; i < params.dim; i += kWidth) {
       const R r = R::load(row + i);
       squares = multiply_add(r, r, squares);
     }
-    if (left > 0) {
-      const R r = Converter<R, T>::load_part(row + whole, left);
-      squares = multiply_add(r, r, squares);
-    }
-    T sum = 0;
-    for (int lane = 0; lane < kWidth; ++lane) sum += squares.lane(lane);
-    const R scale(T(1) / std::sqrt(sum / static_cast<T>(params.dim) + static_cast<T>(params.eps)));
+    const R scale(norm_scale(squares, params.dim, params.eps));
     visit_dtype(dtype, [&](auto* element) {
       using Element = std::remove_pointer_t<decltype(element)>;
       const Element* weight = static_cast<const Element*>(weights);
-      for (int64_t i = 0; i < whole; i += kWidth) {
-        (R::load(row + i) * scale * Converter<R, Element>::load(weight + i)).store(out + i);
-      }
-      if (left > 0) {
-        const R scaled = Converter<R, T>::load_part(row + whole, left) * scale;
-        Converter<R, T>::store_part(scaled * Converter<R, Element>::load_part(weight + whole, left),
-                                    out + whole, left);
+      for (int64_t i = 0; i < params.dim; i += kWidth) {
+        const R w = Converter<R, Element>::load_part(weight + i, params.dim - i);
+        (R::load(row + i) * (scale * w)).store(out + i);
       }
     });
   }
@@ -219,115 +203,44 @@ class StepPhases {
     product.out = shared.delta;
     product.run(task.first, task.count, task.first);
 
-    stage_projections(params, shared, scratch);
-    const auto advance = TileSteps<R>::kMethods[params.method];
-    for (int64_t done = 0; done < task.count; done += kWidth) {
-      const int64_t first = task.first + done, left = task.count - done;
-      const int64_t channels = left < kWidth ? left : kWidth;
-      stage_poles(params, layer, first, channels, scratch);
-      const R dt_bias = load_channels(layer.dt_bias, params.dt_bias_dtype, first, channels);
-      const R D = load_channels(layer.D, params.D_dtype, first, channels);
-      for (int64_t entry = 0; entry < params.batch; ++entry) {
-        const int64_t slot = params.slot(entry);
-        StateTile<R> tile = states_of(params, layer, slot, first, channels, scratch);
-        for (int64_t step = 0; step < params.steps; ++step) {
-          const int64_t row = entry * params.steps + step;
-          T* const x = shared.x.row(row) + first;
-          if (slot == StepParams::kNoSlot) {
-            R(T(0)).store(x);
-            continue;
-          }
-          R delta = R::load(shared.delta.row(row) + first) + dt_bias;
-          if (params.delta_softplus) delta = VectorMath::softplus(delta);
-          alignas(64) T deltas[kWidth], sums[kWidth];
-          finite_step(delta).store(deltas);
-          tile.delta = deltas;
-          tile.x = x;
-          tile.B.data = scratch.B.row(row);
-          tile.C.data = scratch.C.row(row);
-          advance(tile, sums);
-          tile.before = {tile.after.data, tile.after.pitch, 0};
-          const R z = R::load(shared.z.row(row) + first);
-          const R y = R::load(sums) + D * R::load(x);
-          (y * (z * VectorMath::sigmoid(z))).store(x);
-        }
-        if (slot != StepParams::kNoSlot && tile.after.data == scratch.h.data) {
-          store_tile<R>(state_section(params, layer, slot, first, channels), scratch.h.data,
-                        scratch.h.pitch);
-        }
-      }
+    UpdateParams update = update_params(params);
+    update.x = update.out = steps_view(params, shared.x);
+    update.dt = steps_view(params, shared.delta);
+    update.z = steps_view(params, shared.z);
+    update.B = update.C = steps_view(params, shared.projected);
+    update.B.state = update.C.state = 1;
+    update.B.data = shared.projected.data + params.rank;
+    update.C.data = shared.projected.data + params.rank + params.dstate;
+    update.A = channels_view(layer.A_log, params.A_dtype, params.dstate);
+    update.A.state = 1;
+    update.dt_bias = channels_view(layer.dt_bias, params.dt_bias_dtype, 1);
+    update.D = channels_view(layer.D, params.D_dtype, 1);
+    update.state = params.state;
+    update.state.data = layer.state;
+    for (int64_t done = 0; done < task.count; done += kBlockChannels) {
+      UpdateTask channels;
+      channels.rows = params.batch;
+      channels.first_channel = task.first + done;
+      channels.channels = lesser_of(kBlockChannels, task.count - done);
+      UpdateKernel<R>::run(update, channels, scratch.update);
     }
   }
 
-  /// B and C of all rows.
-  static void stage_projections(const StepParams& params, const Shared& shared,
-                                const Scratch& scratch) {
-    for (int64_t row = 0; row < params.rows(); ++row) {
-      const T* projected = shared.projected.row(row) + params.rank;
-      for (int64_t n = 0; n < params.dstate; n += kWidth) {
-        const int64_t left = params.dstate - n;
-        Converter<R, T>::load_part(projected + n, left).store(scratch.B.row(row) + n);
-        Converter<R, T>::load_part(projected + params.dstate + n, left)
-            .store(scratch.C.row(row) + n);
-      }
-    }
-  }
-
-  static void stage_poles(const StepParams& params, const StepLayer& layer, int64_t first,
-                          int64_t channels, const Scratch& scratch) {
-    visit_dtype(params.A_dtype, [&](auto* element) {
-      using Element = std::remove_pointer_t<decltype(element)>;
-      for (int64_t channel = 0; channel < channels; ++channel) {
-        const Element* logs =
-            static_cast<const Element*>(layer.A_log) + (first + channel) * params.dstate;
-        T* const poles = scratch.A.row(channel);
-        for (int64_t n = 0; n < params.dstate; n += kWidth) {
-          (-VectorMath::exp(Converter<R, Element>::load_part(logs + n, params.dstate - n)))
-              .store(poles + n);
-        }
-      }
-    });
-  }
-
-  /// The states of a vector of channels: where they lie, if whole vectors of the compute type do.
-  static StateTile<R> states_of(const StepParams& params, const StepLayer& layer, int64_t slot,
-                                int64_t first, int64_t channels, const Scratch& scratch) {
-    StateTile<R> tile;
-    tile.channels = channels;
-    tile.states = scratch.A.pitch;
-    tile.A = {scratch.A.data, scratch.A.pitch, 0};
-    tile.after = {scratch.h.data, scratch.h.pitch, 0};
-    if (slot != StepParams::kNoSlot) {
-      const Section section = state_section(params, layer, slot, first, channels);
-      if (section.dtype == kCompute && section.lane_stride == 1 && params.dstate % kWidth == 0) {
-        tile.after = {static_cast<T*>(section.data), section.row_stride, 0};
-      } else {
-        load_tile<R>(section, scratch.h.data, scratch.h.pitch);
-      }
-    }
-    tile.before = {tile.after.data, tile.after.pitch, 0};
-    return tile;
-  }
-
-  static Section state_section(const StepParams& params, const StepLayer& layer, int64_t slot,
-                               int64_t first, int64_t channels) {
-    ArrayView view = params.state;
-    view.data = layer.state;
-    return {element_at(view, slot * view.batch + first * view.channel),
-            view.dtype,
-            channels,
-            params.dstate,
-            view.channel,
-            view.state};
-  }
-
-  /// A number for each of a vector of channels, 0 where there is none.
-  static R load_channels(const void* data, DType dtype, int64_t first, int64_t channels) {
-    if (!data) return R(T(0));
-    return visit_dtype(dtype, [&](auto* element) {
-      using Element = std::remove_pointer_t<decltype(element)>;
-      return Converter<R, Element>::load_part(static_cast<const Element*>(data) + first, channels);
-    });
+  /// What the update of the states is given in every layer.
+  static UpdateParams update_params(const StepParams& params) {
+    UpdateParams update;
+    update.batch = params.batch;
+    update.steps = params.steps;
+    update.dim = params.inner;
+    update.dstate = params.dstate;
+    update.slots = params.slots;
+    update.sources = params.slot_indices;
+    update.sources.batch = params.slot_indices.step;
+    update.method = params.method;
+    update.is_double = params.is_double;
+    update.dt_softplus = params.delta_softplus;
+    update.A_is_log = true;
+    return update;
   }
 
   static void give_outputs(const StepParams& params, const StepLayer& layer, const StepTask& task,
@@ -370,8 +283,8 @@ class StepPhases {
     product.rows = params.rows();
     product.out = scratch.logits;
     for (int64_t done = 0; done < task.count; done += kBlockLogits) {
-      const int64_t first = task.first + done, left = task.count - done;
-      const int64_t count = left < kBlockLogits ? left : kBlockLogits;
+      const int64_t first = task.first + done;
+      const int64_t count = lesser_of(kBlockLogits, task.count - done);
       product.run(first, count, 0);
       for_each_row(params, [&](int64_t row, int64_t entry, int64_t step) {
         if (params.slot(entry) == StepParams::kNoSlot) {

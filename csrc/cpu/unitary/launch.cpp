@@ -6,21 +6,10 @@
 namespace selective_scan::cpu {
 namespace {
 
-Partition partition_of(const UnitaryScanParams& params, int64_t block_channels) {
-  Partition partition;
-  partition.batch = params.batches;
-  partition.groups = params.groups;
-  partition.dim = params.dim;
-  partition.group_channels = params.dim / params.groups;
-  partition.block_channels = block_channels;
-  partition.blocks_per_group = ceil_div(partition.group_channels, block_channels);
-  return partition;
-}
-
 template <class Params>
 void run(const Params& params, void (*kernel)(const Params&, const Block&), int64_t block_channels,
          const ThreadPool& pool) {
-  const Partition partition = partition_of(params, block_channels);
+  const Partition partition = partition_of(params, params.batches, 1, block_channels);
   parallel_for(pool, partition.chains(),
                [&](int64_t task) { kernel(params, partition.block(task, 0)); });
 }

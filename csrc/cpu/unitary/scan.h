@@ -12,6 +12,7 @@
 
 #include "../../core/rotation.h"
 #include "../../core/unitary_params.h"
+#include "../simd/states.h"
 #include "../simd/tile.h"
 #include "../simd/vector.h"
 #include "../simd/vector_math.h"
@@ -37,19 +38,12 @@ struct UnitaryChunk {
         block(block),
         batch(params.first_batch + block.batch),
         first(first),
-        steps(params.first_step + params.steps - first < kSteps
-                  ? params.first_step + params.steps - first
-                  : kSteps) {}
+        steps(lesser_of(kSteps, params.first_step + params.steps - first)) {}
 
   Section sequence(const ArrayView& view) const {
     const int64_t offset =
         batch * view.batch + block.first_channel * view.channel + first * view.step;
-    return {static_cast<char*>(view.data) + offset * element_size(view.dtype),
-            view.dtype,
-            steps,
-            block.channels,
-            view.step,
-            view.channel};
+    return {element_at(view, offset), view.dtype, steps, block.channels, view.step, view.channel};
   }
   void load(const ArrayView& view, Tile& tile) const { load_tile<R>(sequence(view), tile, kWidth); }
   void store(const ArrayView& view, const Tile& tile) const {
@@ -58,12 +52,10 @@ struct UnitaryChunk {
 
   /// One value per channel.
   R load_channels(const ArrayView& view, int64_t state) const {
-    Tile tile;
-    const int64_t offset = block.first_channel * view.channel + state * view.state;
-    load_tile<R>({static_cast<char*>(view.data) + offset * element_size(view.dtype), view.dtype, 1,
-                  block.channels, 0, view.channel},
-                 tile, kWidth);
-    return R::load(tile);
+    R values;
+    load_states(view, block.first_channel * view.channel + state * view.state, block.channels,
+                view.channel, 1, &values);
+    return values;
   }
 
   /// Step 0 of the chunk and the block's channels in a slab array.
@@ -100,54 +92,47 @@ class UnitaryWeight {
   int64_t offset_;
 };
 
-/// (batch, channel, state) arrays of complex or real values of the compute type, by vectors of
-/// channels.
-template <class R>
+/// The states of a vector of channels in a contiguous (row, channel, state) array of the compute
+/// type, one at a time. A State is R, or Complex<R>.
+template <class State>
 class StateArray {
-  using T = typename R::Scalar;
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+  static constexpr int kParts = kComponents<State>;
 
  public:
-  StateArray(void* data, const UnitaryScanParams& params, const Block& block, int64_t row,
-             int64_t components)
+  StateArray(void* data, const UnitaryScanParams& params, const Block& block, int64_t row)
       : data_(static_cast<T*>(data)),
-        first_((row * params.dim + block.first_channel) * params.dstate * components),
-        stride_(params.dstate * components),
-        components_(components),
+        first_((row * params.dim + block.first_channel) * params.dstate * kParts),
+        stride_(params.dstate * kParts),
         channels_(block.channels) {}
 
-  R load(int64_t state, int64_t component = 0) const {
-    R value(T(0));
+  State load(int64_t n) const {
+    State state{};
+    R* const parts = reinterpret_cast<R*>(&state);
     for (int lane = 0; lane < channels_; ++lane) {
-      value.set_lane(lane, data_[index(lane, state, component)]);
+      for (int part = 0; part < kParts; ++part) {
+        parts[part].set_lane(lane, data_[index(lane, n) + part]);
+      }
     }
-    return value;
+    return state;
   }
-  void store(int64_t state, R value, int64_t component = 0) const {
+  void store(int64_t n, State state) const {
+    const R* const parts = reinterpret_cast<const R*>(&state);
     for (int lane = 0; lane < channels_; ++lane) {
-      data_[index(lane, state, component)] = value.lane(lane);
+      for (int part = 0; part < kParts; ++part) {
+        data_[index(lane, n) + part] = parts[part].lane(lane);
+      }
     }
   }
-  void add(int64_t state, R value, int64_t component = 0) const {
-    store(state, load(state, component) + value, component);
-  }
-  Complex<R> load_complex(int64_t state) const { return {load(state, 0), load(state, 1)}; }
-  void store_complex(int64_t state, Complex<R> value) const {
-    store(state, value.re, 0);
-    store(state, value.im, 1);
-  }
-  void add_complex(int64_t state, Complex<R> value) const {
-    store_complex(state, load_complex(state) + value);
-  }
+  void add(int64_t n, State state) const { store(n, load(n) + state); }
 
  private:
-  int64_t index(int lane, int64_t state, int64_t component) const {
-    return first_ + lane * stride_ + state * components_ + component;
-  }
+  int64_t index(int lane, int64_t n) const { return first_ + lane * stride_ + n * kParts; }
 
   T* data_;  // may be null where nothing is loaded or stored
   int64_t first_;
   int64_t stride_;
-  int64_t components_;
   int channels_;
 };
 
@@ -211,19 +196,19 @@ struct UnitaryForward {
   static void run(const UnitaryForwardParams& params, const Block& block) {
     UnitaryInputs<R> inputs;
     const int64_t batch = params.first_batch + block.batch;
-    const StateArray<R> carry(params.state, params, block, batch, 2);
+    const StateArray<Complex<R>> carry(params.state, params, block, batch);
     const int64_t end = params.first_step + params.steps;
     for (int64_t first = params.first_step; first < end; first += Chunk::kSteps) {
       const Chunk chunk(params, block, first);
       inputs.load(chunk);
       const bool saves = params.states != nullptr && first > 0;
       const int64_t saved = first / Chunk::kSteps - 1;
-      const StateArray<R> states(params.states, params, block,
-                                 batch * num_saved_unitary_states(params.seqlen) + saved, 2);
+      const StateArray<Complex<R>> states(params.states, params, block,
+                                          batch * num_saved_unitary_states(params.seqlen) + saved);
       for (int64_t n = 0; n < params.dstate; ++n) {
-        const Complex<R> h = carry.load_complex(n);
-        if (saves) states.store_complex(n, h);
-        carry.store_complex(n, inputs.walk(chunk, n, h, [](auto...) {}));
+        const Complex<R> h = carry.load(n);
+        if (saves) states.store(n, h);
+        carry.store(n, inputs.walk(chunk, n, h, [](auto...) {}));
       }
       finish(chunk, inputs);
       chunk.store(params.out, inputs.y);
@@ -281,17 +266,12 @@ class UnitaryBackward {
     if (chunk.first > 0) {
       const int64_t saved = chunk.first / kSteps - 1;
       const int64_t row = batch_ * num_saved_unitary_states(params_.seqlen) + saved;
-      return StateArray<R>(params_.states, params_, block_, row, 2).load_complex(n);
+      return StateArray<Complex<R>>(params_.states, params_, block_, row).load(n);
     }
-    Complex<R> h{R(0), R(0)};
+    Complex<R> h;
     const ArrayView& view = params_.initial_state;
-    if (!view.present()) return h;
-    for (int lane = 0; lane < block_.channels; ++lane) {
-      const int64_t index =
-          batch_ * view.batch + (block_.first_channel + lane) * view.channel + n * view.state;
-      h.re.set_lane(lane, load_element<T>(view.data, view.dtype, index));
-      h.im.set_lane(lane, load_element<T>(view.data, view.dtype, index + view.imag));
-    }
+    const int64_t first = batch_ * view.batch + block_.first_channel * view.channel;
+    load_states(view, first + n * view.state, block_.channels, view.channel, 1, &h);
     return h;
   }
 
@@ -309,8 +289,8 @@ class UnitaryBackward {
     Complex<R> db{R(0), R(0)}, dc{R(0), R(0)};
     R dtheta_sum(0);
     T* dtheta = chunk.slab(params_.theta, n);
-    const StateArray<R> carry(params_.state_gradient, params_, block_, batch_, 2);
-    Complex<R> arriving = carry.load_complex(n);
+    const StateArray<Complex<R>> carry(params_.state_gradient, params_, block_, batch_);
+    Complex<R> arriving = carry.load(n);
     for (int64_t t = chunk.steps - 1; t >= 0; --t) {
       if (params_.variable_b) b_now = b.at(t);
       if (params_.variable_c) c_now = c.at(t);
@@ -330,21 +310,20 @@ class UnitaryBackward {
       db += db_term;
       dc += dc_term;
     }
-    carry.store_complex(n, arriving);
-    sums(params_.sums.theta, 1).add(n, dtheta_sum);
-    if (!params_.variable_b) sums(params_.sums.b, 2).add_complex(n, db);
-    if (!params_.variable_c) sums(params_.sums.c, 2).add_complex(n, dc);
+    carry.store(n, arriving);
+    add_to_sums(params_.sums.theta, n, dtheta_sum);
+    if (!params_.variable_b) add_to_sums(params_.sums.b, n, db);
+    if (!params_.variable_c) add_to_sums(params_.sums.c, n, dc);
   }
 
-  StateArray<R> sums(void* data, int64_t components) const {
-    return StateArray<R>(data, params_, block_, batch_, components);
+  template <class State>
+  void add_to_sums(void* sums, int64_t n, State sum) const {
+    StateArray<State>(sums, params_, block_, batch_).add(n, sum);
   }
 
   void store_term(const Chunk& chunk, const SlabArray& array, int64_t n, int64_t t,
                   Complex<R> term) const {
-    T* target = chunk.slab(array, n) + t * array.step;
-    term.re.store(target);
-    term.im.store(target + array.imag);
+    store_number(term, chunk.slab(array, n) + t * array.step, array.imag);
   }
 
   /// The gradients that are sums over the states.

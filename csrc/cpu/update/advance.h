@@ -12,6 +12,7 @@
 #include "../../core/method_table.h"
 #include "../selective/step_forms.h"
 #include "../selective/sweeps.h"
+#include "../simd/transpose.h"
 #include "../simd/vector_math.h"
 
 namespace selective_scan::cpu {
@@ -26,23 +27,11 @@ struct StateRows {
 
   template <class State>
   SELECTIVE_SCAN_HD State load(int64_t channel, int64_t n) const {
-    using R = real_t<State>;
-    const Number* entry = data + channel * pitch + n;
-    if constexpr (is_complex_v<State>) {
-      return {R::load(entry), R::load(entry + imaginary)};
-    } else {
-      return R::load(entry);
-    }
+    return load_number<State>(data + channel * pitch + n, imaginary);
   }
   template <class State>
   SELECTIVE_SCAN_HD void store(int64_t channel, int64_t n, State value) const {
-    Number* entry = data + channel * pitch + n;
-    if constexpr (is_complex_v<State>) {
-      value.re.store(entry);
-      value.im.store(entry + imaginary);
-    } else {
-      value.store(entry);
-    }
+    store_number(value, data + channel * pitch + n, imaginary);
   }
 };
 

@@ -7,9 +7,10 @@
 
 namespace selective_scan::cpu {
 
-/// What one task updates: consecutive channels of a head, in one row of the batch.
+/// What one task updates: consecutive channels of a head, in some rows of the batch.
 struct UpdateTask {
-  int64_t row = 0;
+  int64_t first_row = 0;
+  int64_t rows = 1;
   int64_t head = 0;
   int64_t first_channel = 0;
   int64_t channels = 0;
@@ -17,8 +18,8 @@ struct UpdateTask {
 
 /// The kernel of one compute type, real or complex, for all methods.
 struct UpdateKernels {
-  /// The scratch memory, aligned to 64 bytes, of a task of so many channels.
-  int64_t (*scratch_bytes)(const UpdateParams& params, int64_t channels);
+  /// The scratch memory, aligned to 64 bytes, of a task of so many rows and channels.
+  int64_t (*scratch_bytes)(const UpdateParams& params, int64_t rows, int64_t channels);
   void (*run)(const UpdateParams& params, const UpdateTask& task, void* scratch);
 };
 

@@ -31,7 +31,8 @@ struct UpdatePlan {
         task_channels(std::min(params.dim, kTaskChannels)),
         tasks_per_head(ceil_div(params.dim, task_channels)),
         tasks(params.batch * params.heads * tasks_per_head),
-        scratch_bytes(round_up(kernels.scratch_bytes(params, task_channels), Arena::kAlignment)) {
+        scratch_bytes(
+            round_up(kernels.scratch_bytes(params, 1, task_channels), Arena::kAlignment)) {
     const double updates = static_cast<double>(params.batch) * params.heads * params.dim *
                            params.dstate * params.steps;
     workers = workers_for(tasks, updates, kSerialUpdates, pool);
@@ -45,7 +46,7 @@ struct UpdatePlan {
     task.channels = std::min(task_channels, params.dim - task.first_channel);
     index /= tasks_per_head;
     task.head = index % params.heads;
-    task.row = index / params.heads;
+    task.first_row = index / params.heads;
     return task;
   }
 };

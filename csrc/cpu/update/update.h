@@ -24,49 +24,59 @@ class UpdateKernel {
 
   struct Scratch {
     Arena arena;
-    T* delta;  // (step, channel), and so are x and y
+    T* delta;  // (row, step, channel), and so are x, z, input_delta and y
     T* x;
     T* z;
     T* input_delta;
     T* y;
     T* dt_bias;  // (channel), and so is D
     T* D;
-    T* B;  // (step, component, state)
+    T* B;  // (row, step, component, state)
     T* C;
     T* A;  // of a tile: (channel, component, state)
     T* h;
 
-    SELECTIVE_SCAN_HD Scratch(const UpdateParams& params, int64_t channels, void* base)
+    SELECTIVE_SCAN_HD Scratch(const UpdateParams& params, int64_t rows, int64_t channels,
+                              void* base)
         : arena{static_cast<char*>(base)} {
-      const int64_t row = round_up(channels, kWidth);
+      const int64_t row_steps = rows * params.steps;
+      const int64_t of_step = round_up(channels, kWidth);
       const int64_t pitch = row_pitch(params);
       for (T** steps : {&delta, &x, &z, &input_delta, &y})
-        *steps = arena.take<T>(params.steps * row);
-      for (T** channel : {&dt_bias, &D}) *channel = arena.take<T>(row);
-      for (T** steps : {&B, &C}) *steps = arena.take<T>(params.steps * pitch);
+        *steps = arena.take<T>(row_steps * of_step);
+      for (T** channel : {&dt_bias, &D}) *channel = arena.take<T>(of_step);
+      for (T** steps : {&B, &C}) *steps = arena.take<T>(row_steps * pitch);
       for (T** tile : {&A, &h}) *tile = arena.take<T>(kWidth * pitch);
     }
   };
 
  public:
-  static int64_t scratch_bytes(const UpdateParams& params, int64_t channels) {
-    return Scratch(params, channels, nullptr).arena.bytes;
+  static int64_t scratch_bytes(const UpdateParams& params, int64_t rows, int64_t channels) {
+    return Scratch(params, rows, channels, nullptr).arena.bytes;
   }
 
   static void run(const UpdateParams& params, const UpdateTask& task, void* scratch_base) {
-    const Scratch scratch(params, task.channels, scratch_base);
+    const Scratch scratch(params, task.rows, task.channels, scratch_base);
     const int64_t pitch = round_up(task.channels, kWidth);
-    const int64_t source = params.source(task.row);
-    if (source == UpdateParams::kNoSlot) {
-      memset(scratch.y, 0, params.steps * pitch * sizeof(T));
-    } else {
-      load_inputs(params, task, pitch, scratch);
-      for (int64_t first = 0; first < task.channels; first += kWidth) {
-        update_tile(params, task, source, first, pitch, scratch);
-      }
-      finish_outputs(params, params.steps * pitch / kWidth, pitch / kWidth, scratch);
+    load_channels(params.dt_bias, params, task, 0, 1, pitch, scratch.dt_bias);
+    load_channels(params.D, params, task, 0, 1, pitch, scratch.D);
+    for_each_row(params, task,
+                 [&](int64_t row, int64_t) { load_inputs(params, task, row, pitch, scratch); });
+    for (int64_t first = 0; first < task.channels; first += kWidth) {
+      StateTile<State> tile = tile_of(params, task, first, scratch);
+      for_each_row(params, task, [&](int64_t row, int64_t source) {
+        update_tile(params, task, row, source, first, pitch, scratch, tile);
+      });
     }
-    store_tile<R>(channel_section(params.out, params, task), scratch.y, pitch);
+    for (int64_t row = 0; row < task.rows; ++row) {
+      T* const y = scratch.y + row * params.steps * pitch;
+      if (params.source(task.first_row + row) == UpdateParams::kNoSlot) {
+        memset(y, 0, params.steps * pitch * sizeof(T));
+      } else {
+        finish_outputs(params, row, pitch, scratch);
+      }
+      store_rows<R>(channel_section(params.out, params, task, row), y, pitch);
+    }
   }
 
  private:
@@ -77,54 +87,62 @@ class UpdateKernel {
     return kComponents<State> * padded_states(params);
   }
 
-  /// (step, channel) of x, dt, z, out; of D and dt_bias all steps are the same.
+  /// Calls visit(row, source) for those rows that have a state; they count from the task's first.
+  template <class Visit>
+  static void for_each_row(const UpdateParams& params, const UpdateTask& task, const Visit& visit) {
+    for (int64_t row = 0; row < task.rows; ++row) {
+      const int64_t source = params.source(task.first_row + row);
+      if (source != UpdateParams::kNoSlot) visit(row, source);
+    }
+  }
+
+  /// (step, channel) of x, dt, z, out; of D and dt_bias all rows and steps are the same.
   static Section channel_section(const ArrayView& view, const UpdateParams& params,
-                                 const UpdateTask& task) {
-    const int64_t offset =
-        task.row * view.batch + task.head * view.group + task.first_channel * view.channel;
+                                 const UpdateTask& task, int64_t row) {
+    const int64_t offset = (task.first_row + row) * view.batch + task.head * view.group +
+                           task.first_channel * view.channel;
     return {
         element_at(view, offset), view.dtype, params.steps, task.channels, view.step, view.channel};
   }
 
   static void load_channels(const ArrayView& view, const UpdateParams& params,
-                            const UpdateTask& task, int64_t steps, int64_t pitch, T* tile) {
+                            const UpdateTask& task, int64_t row, int64_t steps, int64_t pitch,
+                            T* tile) {
     if (!view.present()) {
       memset(tile, 0, steps * pitch * sizeof(T));
       return;
     }
-    Section section = channel_section(view, params, task);
+    Section section = channel_section(view, params, task, row);
     section.rows = steps;
-    load_tile<R>(section, tile, pitch);
+    load_rows<R>(section, tile, pitch);
   }
 
   /// Rows of states, (row, component, state), and the zeros behind each.
   static void load_state_rows(const ArrayView& view, int64_t offset, int64_t rows,
                               int64_t row_stride, const UpdateParams& params, T* tile) {
-    const Section section = state_rows(view, offset, rows, row_stride, params);
-    load_tile<R>(section, tile, row_pitch(params));
-    if constexpr (is_complex_v<State>) {
-      load_tile<R>(imaginary_part(section, view), tile + padded_states(params), row_pitch(params));
-    }
+    load_parts<State>(state_rows(view, offset, rows, row_stride, params), view, tile,
+                      row_pitch(params), padded_states(params));
   }
   static void store_state_rows(const ArrayView& view, int64_t offset, int64_t rows,
                                int64_t row_stride, const UpdateParams& params, const T* tile) {
-    const Section section = state_rows(view, offset, rows, row_stride, params);
-    store_tile<R>(section, tile, row_pitch(params));
-    if constexpr (is_complex_v<State>) {
-      store_tile<R>(imaginary_part(section, view), tile + padded_states(params), row_pitch(params));
-    }
+    store_parts<State>(state_rows(view, offset, rows, row_stride, params), view, tile,
+                       row_pitch(params), padded_states(params));
   }
   static Section state_rows(const ArrayView& view, int64_t offset, int64_t rows, int64_t row_stride,
                             const UpdateParams& params) {
     return {element_at(view, offset), view.dtype, rows, params.dstate, row_stride, view.state};
   }
 
-  static void load_inputs(const UpdateParams& params, const UpdateTask& task, int64_t pitch,
-                          const Scratch& scratch) {
-    load_channels(params.x, params, task, params.steps, pitch, scratch.x);
-    load_channels(params.dt, params, task, params.steps, pitch, scratch.delta);
-    load_channels(params.dt_bias, params, task, 1, pitch, scratch.dt_bias);
-    R* deltas = reinterpret_cast<R*>(scratch.delta);
+  static void load_inputs(const UpdateParams& params, const UpdateTask& task, int64_t row,
+                          int64_t pitch, const Scratch& scratch) {
+    const int64_t first_step = row * params.steps;
+    const auto load_steps = [&](const ArrayView& view, T* tile) {
+      if (!view.present()) return;
+      load_channels(view, params, task, row, params.steps, pitch, tile + first_step * pitch);
+    };
+    load_steps(params.x, scratch.x);
+    load_steps(params.dt, scratch.delta);
+    R* deltas = reinterpret_cast<R*>(scratch.delta + first_step * pitch);
     const R* biases = reinterpret_cast<const R*>(scratch.dt_bias);
     const int64_t vectors = pitch / kWidth;
     for (int64_t step = 0; step < params.steps; ++step) {
@@ -135,15 +153,13 @@ class UpdateKernel {
         delta = finite_step(delta);
       }
     }
-    load_channels(params.D, params, task, 1, pitch, scratch.D);
-    const auto load_steps = [&](const ArrayView& view, T* tile) {
-      load_channels(view, params, task, view.present() ? params.steps : 0, pitch, tile);
-    };
     load_steps(params.z, scratch.z);
     load_steps(params.input_delta, scratch.input_delta);
     const auto load_projection = [&](const ArrayView& view, T* tile) {
-      const int64_t offset = task.row * view.batch + params.group_of(task.head) * view.group;
-      load_state_rows(view, offset, params.steps, view.step, params, tile);
+      const int64_t offset =
+          (task.first_row + row) * view.batch + params.group_of(task.head) * view.group;
+      load_state_rows(view, offset, params.steps, view.step, params,
+                      tile + first_step * row_pitch(params));
     };
     load_projection(params.B, scratch.B);
     load_projection(params.C, scratch.C);
@@ -164,66 +180,83 @@ class UpdateKernel {
            params.dstate % kWidth == 0;
   }
 
-  static void update_tile(const UpdateParams& params, const UpdateTask& task, int64_t source,
-                          int64_t first, int64_t pitch, const Scratch& scratch) {
-    StateTile<State> tile;
-    const int64_t left = task.channels - first;
-    tile.channels = left < kWidth ? left : kWidth;
-    tile.states = padded_states(params);
-    const auto offset_of = [&](const ArrayView& view, int64_t slot) {
-      return slot * view.batch + task.head * view.group +
-             (task.first_channel + first) * view.channel;
-    };
-    const StateRows<T> staged{scratch.h, row_pitch(params), padded_states(params)};
-    const auto rows_at = [&](const ArrayView& view, int64_t slot) {
-      return StateRows<T>{static_cast<T*>(element_at(view, offset_of(view, slot))), view.channel,
-                          0};
-    };
-    const auto as_const = [](const StateRows<T>& rows) {
-      return StateRows<const T>{rows.data, rows.pitch, rows.imaginary};
-    };
+  /// Returns where a slot has the states of a tile, or the poles that have no slots.
+  static SELECTIVE_SCAN_HD int64_t offset_of(const ArrayView& view, int64_t slot,
+                                             const UpdateTask& task, int64_t first) {
+    return slot * view.batch + task.head * view.group + (task.first_channel + first) * view.channel;
+  }
+  static SELECTIVE_SCAN_HD StateRows<T> rows_at(const ArrayView& view, int64_t offset) {
+    return {static_cast<T*>(element_at(view, offset)), view.channel, 0};
+  }
+  static SELECTIVE_SCAN_HD StateRows<const T> as_const(const StateRows<T>& rows) {
+    return {rows.data, rows.pitch, rows.imaginary};
+  }
 
+  /// A tile of the channels from `first` on, with what all rows share: the poles.
+  static StateTile<State> tile_of(const UpdateParams& params, const UpdateTask& task, int64_t first,
+                                  const Scratch& scratch) {
+    StateTile<State> tile;
+    tile.channels = lesser_of(kWidth, task.channels - first);
+    tile.states = padded_states(params);
+    const int64_t offset = offset_of(params.A, 0, task, first);
     if (is_plain(params.A, params) && !params.A_is_log) {
-      tile.A = as_const(rows_at(params.A, 0));
+      tile.A = as_const(rows_at(params.A, offset));
     } else {
-      load_state_rows(params.A, offset_of(params.A, 0), tile.channels, params.A.channel, params,
-                      scratch.A);
+      load_state_rows(params.A, offset, tile.channels, params.A.channel, params, scratch.A);
       if (params.A_is_log) exponentiate(params, tile.channels, scratch.A);
       tile.A = {scratch.A, row_pitch(params), padded_states(params)};
     }
-    const bool in_place = params.steps == 1 && is_plain(params.state, params);
-    tile.before = as_const(in_place ? rows_at(params.state, source) : staged);
-    tile.after = staged;
-    if (!in_place) {
-      load_state_rows(params.state, offset_of(params.state, source), tile.channels,
-                      params.state.channel, params, scratch.h);
+    return tile;
+  }
+
+  static void update_tile(const UpdateParams& params, const UpdateTask& task, int64_t row,
+                          int64_t source, int64_t first, int64_t pitch, const Scratch& scratch,
+                          StateTile<State>& tile) {
+    const auto destination_of = [&](int64_t step) {
+      return params.destination(task.first_row + row, step, source);
+    };
+    const int64_t from = offset_of(params.state, source, task, first);
+    tile.after = {scratch.h, row_pitch(params), padded_states(params)};
+    // States between the steps, where nobody wants them, pass through the place of the last ones.
+    const bool in_place =
+        is_plain(params.state, params) && (params.steps == 1 || !params.destination_by_step);
+    if (in_place) {
+      tile.before = as_const(rows_at(params.state, from));
+      const int64_t destination = destination_of(params.steps - 1);
+      if (destination != UpdateParams::kNoSlot) {
+        tile.after = rows_at(params.state, offset_of(params.state, destination, task, first));
+      }
+    } else {
+      tile.before = as_const(tile.after);
+      load_state_rows(params.state, from, tile.channels, params.state.channel, params, scratch.h);
     }
     for (int64_t step = 0; step < params.steps; ++step) {
-      const int64_t destination = params.destination(task.row, step, source);
-      const bool has_destination = destination != UpdateParams::kNoSlot;
-      if (in_place && has_destination) tile.after = rows_at(params.state, destination);
-      tile.delta = scratch.delta + step * pitch + first;
-      tile.x = scratch.x + step * pitch + first;
-      if (params.input_delta.present()) {
-        tile.input_delta = scratch.input_delta + step * pitch + first;
-      }
-      tile.B = {scratch.B + step * row_pitch(params), 0, padded_states(params)};
-      tile.C = {scratch.C + step * row_pitch(params), 0, padded_states(params)};
-      TileSteps<State>::kMethods[params.method](tile, scratch.y + step * pitch + first);
-      if (in_place || !has_destination) continue;
-      store_state_rows(params.state, offset_of(params.state, destination), tile.channels,
-                       params.state.channel, params, scratch.h);
+      const int64_t row_step = row * params.steps + step;
+      const int64_t place = row_step * pitch + first;
+      tile.delta = scratch.delta + place;
+      tile.x = scratch.x + place;
+      if (params.input_delta.present()) tile.input_delta = scratch.input_delta + place;
+      tile.B = {scratch.B + row_step * row_pitch(params), 0, padded_states(params)};
+      tile.C = {scratch.C + row_step * row_pitch(params), 0, padded_states(params)};
+      TileSteps<State>::kMethods[params.method](tile, scratch.y + place);
+      tile.before = as_const(tile.after);
+      const int64_t destination = destination_of(step);
+      if (in_place || destination == UpdateParams::kNoSlot) continue;
+      store_state_rows(params.state, offset_of(params.state, destination, task, first),
+                       tile.channels, params.state.channel, params, scratch.h);
     }
   }
 
-  /// Makes out of y, vector by vector of all steps.
-  static void finish_outputs(const UpdateParams& params, int64_t vectors, int64_t vectors_per_step,
+  /// Makes out of y, vector by vector of all steps of a row.
+  static void finish_outputs(const UpdateParams& params, int64_t row, int64_t pitch,
                              const Scratch& scratch) {
-    R* ys = reinterpret_cast<R*>(scratch.y);
-    const R* xs = reinterpret_cast<const R*>(scratch.x);
-    const R* zs = reinterpret_cast<const R*>(scratch.z);
+    const int64_t first = row * params.steps * pitch;
+    const int64_t vectors_per_step = pitch / kWidth;
+    R* ys = reinterpret_cast<R*>(scratch.y + first);
+    const R* xs = reinterpret_cast<const R*>(scratch.x + first);
+    const R* zs = reinterpret_cast<const R*>(scratch.z + first);
     const R* D = reinterpret_cast<const R*>(scratch.D);
-    for (int64_t i = 0; i < vectors; ++i) {
+    for (int64_t i = 0; i < params.steps * vectors_per_step; ++i) {
       R y = ys[i] + D[i % vectors_per_step] * xs[i];
       if (params.z.present()) y = y * (zs[i] * VectorMath::sigmoid(zs[i]));
       ys[i] = y;

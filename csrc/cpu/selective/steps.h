@@ -1,0 +1,156 @@
+// The steps of a chunk as both passes have them: the sequences that belong to a vector of lanes,
+// and the inputs that are made of them.
+#pragma once
+
+#include <cstdint>
+
+#include "../../core/discretization.h"
+#include "../../core/params.h"
+#include "../simd/tile.h"
+#include "../simd/vector_math.h"
+#include "../work.h"
+#include "lanes.h"
+#include "sweeps.h"
+
+namespace selective_scan::cpu {
+
+/// A chunk of a sequence; the caller comes to the one that starts `steps_ahead` from here next, or
+/// soon.
+SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& block,
+                                           const Lanes& lanes, const Chunk& chunk,
+                                           int64_t steps_ahead) {
+  const int64_t offset = block.batch * view.batch + lanes.channel * view.channel;
+  Section section = step_section(view, offset, lanes.stride(view), chunk);
+  section.rows_ahead = steps_ahead;
+  return section;
+}
+
+/// Reads a chunk of an input sequence; zeros where it is absent.
+template <class R>
+void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
+                   const Chunk& chunk, int64_t steps_ahead, R* tile) {
+  if (!view.present()) {
+    for (int64_t t = 0; t < chunk.steps; ++t) tile[t] = R(scalar_t<R>(0));
+    return;
+  }
+  load_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
+                reinterpret_cast<scalar_t<R>*>(tile));
+}
+
+template <class R>
+void store_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
+                    const Chunk& chunk, int64_t steps_ahead, const R* tile) {
+  store_steps<R>(sequence_section(view, block, lanes, chunk, steps_ahead), lanes, chunk,
+                 reinterpret_cast<const scalar_t<R>*>(tile));
+}
+
+/// Reads delta and makes of it the steps Δ (see finite_step), 0 where a segment has none.
+/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it. use(t,
+/// Δ) sees every step.
+template <class R, class Use>
+void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
+                     R* decay, R* delta, const Use& use) {
+  load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
+  if (params.delta_softplus) {
+    // Two loops: an exponential and a logarithm, one waiting for the other, are so long a chain
+    // that too few steps are on their way at a time.
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      const R biased = biased_delta[t] + delta_bias;
+      biased_delta[t] = biased;
+      decay[t] = VectorMath::decay(biased);
+    }
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      delta[t] = finite_step(VectorMath::softplus(biased_delta[t], decay[t]));
+      use(t, delta[t]);
+    }
+  } else {
+    for (int64_t t = 0; t < chunk.steps; ++t) {
+      delta[t] = finite_step(biased_delta[t] + delta_bias);
+      use(t, delta[t]);
+    }
+  }
+  clear_steps_beyond(lanes, chunk, delta);
+}
+template <class R>
+void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
+                     R* decay, R* delta) {
+  load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, biased_delta, decay, delta,
+                  [](int64_t, R) {});
+}
+
+/// What a chunk's inputs come from, one for each step.
+template <class R>
+struct InputSteps {
+  R* biased_delta;  // this and the next two as in load_step_sizes()
+  R* decay;
+  R* delta;
+  R* u;
+  R* input_delta;
+  R* gains;  // room for them, see step_forms.h
+
+  /// Those of a pass that does not go back through them, so that some may lie in one place: `spare`
+  /// is free again once they are loaded.
+  static SELECTIVE_SCAN_HD InputSteps of_forward(R* delta, R* u, R* gains, R* spare) {
+    return {delta, spare, delta, u, gains, gains};
+  }
+};
+
+/// What belongs to the steps of a chunk, of one vector of lanes, in a forward pass.
+template <class R>
+struct ForwardSteps {
+  R* delta;
+  R* u;
+  R* gains;
+  R* z;
+  R* y;
+
+  SELECTIVE_SCAN_HD explicit ForwardSteps(Arena& arena) {
+    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
+  }
+
+  InputSteps<R> inputs() const { return InputSteps<R>::of_forward(delta, u, gains, y); }
+};
+
+/// Reads u and the steps, and returns the gains.
+template <class State, class R>
+const R* load_inputs(const ScanParams& params, const Block& block, const Lanes& lanes,
+                     const Chunk& chunk, int64_t steps_ahead, R delta_bias,
+                     const InputSteps<R>& steps) {
+  const auto load = [&](const auto& use) {
+    load_step_sizes(params, block, lanes, chunk, steps_ahead, delta_bias, steps.biased_delta,
+                    steps.decay, steps.delta, use);
+  };
+  const auto nothing = [](int64_t, R) {};
+  load_sequence(params.u, block, lanes, chunk, steps_ahead, steps.u);
+  if (params.input_delta.present()) {
+    load(nothing);
+    load_sequence(params.input_delta, block, lanes, chunk, steps_ahead, steps.input_delta);
+    for (int64_t t = 0; t < chunk.steps; ++t) steps.gains[t] = steps.input_delta[t] * steps.u[t];
+    return steps.gains;
+  }
+  if (!Sweeps<State>::of(params).gain_has_step) {
+    load(nothing);
+    return steps.u;
+  }
+  load([&](int64_t t, R delta) { steps.gains[t] = delta * steps.u[t]; });
+  return steps.gains;
+}
+
+/// Turns Re(Σ C·h) in y to out, and stores it.
+template <class State, class R>
+void store_output(const ForwardParams& params, const Block& block, const Lanes& lanes,
+                  const Chunk& chunk, R D, const ForwardSteps<R>& steps) {
+  const bool is_gated = params.z.present();
+  R* const z = steps.z;
+  R* const y = steps.y;
+  if (is_gated) load_sequence(params.z, block, lanes, chunk, kStateChunk, z);
+  for (int64_t t = 0; t < chunk.steps; ++t) {
+    const R sum = constant<State>(kOutputScale<State>) * y[t] + D * steps.u[t];
+    y[t] = is_gated ? sum * (z[t] * VectorMath::sigmoid(z[t])) : sum;
+  }
+  store_sequence(params.out, block, lanes, chunk, kStateChunk, y);
+}
+
+}  // namespace selective_scan::cpu
