@@ -207,10 +207,8 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      row = for_each_block(section, [&]<bool kPairs>(int64_t first) {
-        section.lanes == kWidth ? load_block<kPairs>(section, first, tile, pitch, WholeVector{})
-                                : load_block<kPairs>(section, first, tile, pitch, section.lanes);
-      });
+      row = section.lanes == kWidth ? load_columns(section, tile, pitch, WholeVector{})
+                                    : load_columns(section, tile, pitch, section.lanes);
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < kWidth; ++lane) {
@@ -232,10 +230,8 @@ struct TileMover {
     }
     int64_t row = 0;
     if (section.row_stride == 1 || section.row_stride == -1) {
-      row = for_each_block(section, [&]<bool kPairs>(int64_t first) {
-        section.lanes == kWidth ? store_block<kPairs>(section, first, tile, pitch, WholeVector{})
-                                : store_block<kPairs>(section, first, tile, pitch, section.lanes);
-      });
+      row = section.lanes == kWidth ? store_columns(section, tile, pitch, WholeVector{})
+                                    : store_columns(section, tile, pitch, section.lanes);
     }
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < section.lanes; ++lane) {
@@ -298,18 +294,34 @@ struct TileMover {
     (store(pairs[kIndices], int64_t{2 * kIndices}), ...);
   }
 
-  /// Calls move.operator()<kPairs>(row) for sections whose rows are contiguous: as many rows at a
-  /// time as a vector of a lane's elements has. Returns how many they are together. Narrow elements
-  /// are transposed as pairs, which takes half the shuffles.
-  template <class Move>
-  static SELECTIVE_SCAN_HD int64_t for_each_block(const Section& section, const Move& move) {
+  /// Moves sections whose rows are contiguous, as many at a time as a vector of a lane's elements
+  /// has; returns how many. Narrow elements are transposed as pairs, which takes half the shuffles.
+  template <class Lanes>
+  static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
+                                                Lanes lanes) {
     int64_t row = 0;
     if constexpr (Convert::kPairs) {
       for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
-        move.template operator()<true>(row);
+        load_block<true>(section, row, tile, pitch, lanes);
       }
     }
-    for (; row + kWidth <= section.rows; row += kWidth) move.template operator()<false>(row);
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      load_block<false>(section, row, tile, pitch, lanes);
+    }
+    return row;
+  }
+  template <class Lanes>
+  static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
+                                                 int64_t pitch, Lanes lanes) {
+    int64_t row = 0;
+    if constexpr (Convert::kPairs) {
+      for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
+        store_block<true>(section, row, tile, pitch, lanes);
+      }
+    }
+    for (; row + kWidth <= section.rows; row += kWidth) {
+      store_block<false>(section, row, tile, pitch, lanes);
+    }
     return row;
   }
 
