@@ -257,8 +257,12 @@ def test_slices_that_do_not_divide_the_sequence():
     layer = make("v3", nslices=4)
     with pytest.raises(ValueError, match="seqlen must be a multiple of nslices = 4, got 6"):
         layer(torch.randn(1, 6, 12))
+
+
+@pytest.mark.parametrize("bimamba_type", ["none", "v3"])
+def test_a_refused_input_has_the_argument_s_name(bimamba_type):
     with pytest.raises(ValueError, match=r"hidden_states must be \(batch, seqlen, d_model\)"):
-        layer(torch.randn(1, 6, 13))
+        make(bimamba_type)(torch.randn(1, 6, 13))
 
 
 # --- compilers ------------------------------------------------------------------------------------

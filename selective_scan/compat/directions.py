@@ -272,11 +272,11 @@ class DirectedMixer(MambaMixer):
         cache: MixerCache | None,
         cu_seqlens: Tensor | None,
     ) -> Tensor:
+        hidden = checked_sequence("hidden_states", hidden, self.d_model)
         if self.bimamba_type == "none":
             if self.init_layer_scale is None or cache is not None:
                 return super()._run(hidden, residual, cache, cu_seqlens)
             return add(residual, self._scale(super()._run(hidden, None, None, cu_seqlens)))
-        hidden = checked_sequence("hidden_states", hidden, self.d_model)
         if cache is not None:
             self._refuse_states()
         refuse_boundaries(cu_seqlens, "bimamba_type is not 'none'")
