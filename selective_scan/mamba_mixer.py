@@ -137,6 +137,7 @@ class MambaMixer(MarkedModule):
     """
 
     _marked = ("A_log", "D")
+    _input_name = "hidden"  # of forward's argument, in refusals
 
     def __init__(
         self,
@@ -320,7 +321,7 @@ class MambaMixer(MarkedModule):
         cu_seqlens: Tensor | None,
     ) -> Tensor:
         """The layer's output, to which the residual is added."""
-        hidden = checked_sequence("hidden", hidden, self.d_model)
+        hidden = checked_sequence(self._input_name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_bidirectional(self.bidirectional)

@@ -196,6 +196,7 @@ class DirectedMixer(MambaMixer):
     and out_proj; and with a scale of the result. See :class:`.mamba_simple.Mamba`."""
 
     _marked = ("A_log", "D", "A_b_log", "D_b", "A_s_log", "D_s")
+    _input_name = "hidden_states"
     use_fast_path = True
     # While the constructor of MambaMixer runs.
     bimamba_type = "none"
@@ -272,11 +273,11 @@ class DirectedMixer(MambaMixer):
         cache: MixerCache | None,
         cu_seqlens: Tensor | None,
     ) -> Tensor:
-        hidden = checked_sequence("hidden_states", hidden, self.d_model)
         if self.bimamba_type == "none":
             if self.init_layer_scale is None or cache is not None:
                 return super()._run(hidden, residual, cache, cu_seqlens)
             return add(residual, self._scale(super()._run(hidden, None, None, cu_seqlens)))
+        hidden = checked_sequence(self._input_name, hidden, self.d_model)
         if cache is not None:
             self._refuse_states()
         refuse_boundaries(cu_seqlens, "bimamba_type is not 'none'")
