@@ -7,6 +7,7 @@
 
 namespace selective_scan::cpu {
 
+// These are always inlined, which std::min and std::max need not be: see SELECTIVE_SCAN_HD.
 SELECTIVE_SCAN_HD int64_t lesser_of(int64_t a, int64_t b) {
   return a < b ? a : b;
 }

@@ -309,8 +309,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
       if (!params.sum_da) params.da = reversed(params.da, params.seqlen);
     }
     DiagonalArray& previous = params.h_previous;
-    previous.data =
-        static_cast<char*>(previous.data) + previous.step * element_size(previous.dtype);
+    previous.data = element_at(previous, previous.step);
 
     launch_with_workspace(backend, h, params);
     Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;

@@ -47,10 +47,8 @@ ScalarType state_dtype(const ScanParams& params) {
 }
 
 ArrayView sequence_view(const Tensor& tensor, bool reverse) {
-  const int64_t last = tensor.dim() - 1;
-  const ArrayView view =
-      view_of(tensor, last == 2 ? &ArrayView::batch : kNone, &ArrayView::channel, &ArrayView::step);
-  return reverse ? reversed(view, tensor.size(last)) : view;
+  const ArrayView view = sequence_view(tensor);
+  return reverse ? reversed(view, tensor.size(tensor.dim() - 1)) : view;
 }
 
 ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse,

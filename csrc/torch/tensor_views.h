@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/element.h"
 #include "../core/params.h"
 #include "allocation.h"
 #include "dispatcher.h"
@@ -76,16 +77,17 @@ inline ArrayView pole_view(const Tensor& tensor) {
 inline ArrayView state_view(const Tensor& tensor) {
   return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
 }
-/// (batch, dim, seqlen)
+/// (batch, dim, seqlen), or without the batch.
 inline ArrayView sequence_view(const Tensor& tensor) {
-  return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::step);
+  const auto batch = tensor.dim() == 3 ? &ArrayView::batch : kNone;
+  return view_of(tensor, batch, &ArrayView::channel, &ArrayView::step);
 }
 
 /// At the last of its steps, with a negative stride.
 template <class View>
 View reversed(View view, int64_t seqlen) {
   if (seqlen == 0) return view;
-  view.data = static_cast<char*>(view.data) + (seqlen - 1) * view.step * element_size(view.dtype);
+  view.data = element_at(view, (seqlen - 1) * view.step);
   view.step = -view.step;
   return view;
 }

@@ -14,8 +14,8 @@ SELECTIVE_SCAN_HD Vec<T, K> shuffle(Vec<T, K> a, Vec<T, K> b, std::index_sequenc
   return Vec<T, K>::from(__builtin_shufflevector(a.native, b.native, Index::at(kLanes)...));
 #else
   using Indices = typename Bits<T, K>::Native;
-  return Vec<T, K>::from(__builtin_shuffle(a.native, b.native,
-                                           Indices{static_cast<bits_t<T> >(Index::at(kLanes))...}));
+  return Vec<T, K>::from(
+      __builtin_shuffle(a.native, b.native, Indices{static_cast<bits_t<T>>(Index::at(kLanes))...}));
 #endif
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "../../core/element.h"
 #include "arrays.h"
 #include "figures.h"
 
@@ -101,7 +102,7 @@ struct DenseRows {
 
 void skip_states(ArrayView& view, int64_t states) {
   if (!view.present()) return;
-  view.data = static_cast<char*>(view.data) + states * view.state * element_size(view.dtype);
+  view.data = element_at(view, states * view.state);
 }
 void skip_states(ForwardParams& params, int64_t states) {
   skip_states(params.last_state, states);

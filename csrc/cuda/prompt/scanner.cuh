@@ -264,7 +264,8 @@ class Scanner {
     out_at_ += bytes_of(args_.out, S::kSteps);
   }
 
-  /// An mbarrier, for racecheck loses sight of kFull where some of its warps meet at a named one.
+  /// This is an mbarrier, since racecheck loses sight of kFull where some of that barrier's warps
+  /// meet at another named one.
   __device__ __forceinline__ void meet_scanners() {
     const SharedBarrier summed(shared_.summed());
     summed.signal();
