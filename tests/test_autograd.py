@@ -230,7 +230,7 @@ OF_OPS = [
     ("name", "dynamic"),
     [
         *((name, True) for name in operator_calls.DIFFERENTIABLE),
-        *((name, False) for name in OF_OPS),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in OF_OPS),
     ],
 )
 def test_compiled(name, dynamic, device):

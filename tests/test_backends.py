@@ -378,6 +378,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process are POSIX's")
 def test_operations_are_counted_whoever_imports_the_counter():
     """Each order in a copy of a process that has imported torch, and no counter."""

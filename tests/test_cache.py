@@ -240,8 +240,8 @@ def test_a_cache_outlives_inference_mode(device):
     ("backend", "lengths", "options"),
     [
         ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {}),
-        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {"d_conv": 9}),
-        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], BOTH),
+        pytest.param("aot_eager", [9, 1, 1, 7, 1, 10, 0], {"d_conv": 9}, marks=pytest.mark.slow),
+        pytest.param("aot_eager", [9, 1, 1, 7, 1, 10, 0], BOTH, marks=pytest.mark.slow),
         ("inductor", [3, 1, 1], {}),
     ],
     ids=str,

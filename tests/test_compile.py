@@ -260,7 +260,15 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(gradients([actual], inputs), gradients([expected], inputs))
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        *KINDS[:2],
+        *(pytest.param(options, marks=pytest.mark.slow) for options in KINDS[2:-1]),
+        KINDS[-1],
+    ],
+    ids=str,
+)
 def test_compiled_s6_in_two_graphs(options, device):
     model = S6(8, d_state=4, **options, device=device)
     counter = CompileCounterWithBackend("aot_eager")

@@ -21,7 +21,11 @@ from selective_scan.compat._modules import MODULES
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = [
-    pytest.param(example, id=f"{path.relative_to(ROOT)}-{number}")
+    pytest.param(
+        example,
+        id=f"{path.relative_to(ROOT)}-{number}",
+        marks=[pytest.mark.slow] * ("aoti_compile_and_package" in example),
+    )
     for path in TEXTS
     for number, example in enumerate(
         re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)

@@ -148,6 +148,7 @@ def test_packing_of_text():
 SMALL = ("--device", "cpu", "--seqlen", "501", "--d-model", "8", "--depth", "1")
 
 
+@pytest.mark.slow
 def test_long_sequences_over_two_processes_give_the_losses_of_one():
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = [sys.executable, *torchrun, str(LONG), *SMALL, "--check", "--steps", "3"]

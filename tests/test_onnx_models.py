@@ -46,6 +46,7 @@ def mixers():
     return [MambaMixer(D_MODEL, d_state=4, bidirectional=it) for it in (False, True)]
 
 
+@pytest.mark.slow
 def test_layers_of_one_size(tmp_path):
     """In one program, since an export has much to prepare."""
     layers = [s6(discretization_method=it) for it in METHODS[1:]]

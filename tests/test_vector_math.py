@@ -22,13 +22,18 @@ CAPABILITIES = {
 FOUND = {"DEFAULT": "default", "AVX2": "avx2", "AVX512": "avx512"}
 
 
+BEST = FOUND.get(torch.backends.cpu.get_cpu_capability(), "default")
+
+
 def is_there(capability):
     names = list(CAPABILITIES)
-    best = FOUND.get(torch.backends.cpu.get_cpu_capability(), "default")
-    return names.index(capability) <= names.index(best)
+    return names.index(capability) <= names.index(BEST)
 
 
-@pytest.fixture(scope="module", params=CAPABILITIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name != BEST)) for name in CAPABILITIES],
+)
 def functions(request, bindings_folder):
     """The functions as a Python module, compiled once per version of the sources."""
     if not is_there(request.param):
