@@ -86,7 +86,7 @@ struct ColumnPlace {
 
   __device__ char* at(const ArrayView& array, int64_t step) const {
     const int64_t index = batch * array.batch + channel * array.channel + step * array.step;
-    return static_cast<char*>(array.data) + index * element_size(array.dtype);
+    return static_cast<char*>(element_at(array, index));
   }
 };
 

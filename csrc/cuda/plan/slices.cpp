@@ -144,7 +144,7 @@ struct SharedOutput {
 
   ArrayView part(int slot) const {
     ArrayView view = sum.source;
-    view.data = static_cast<char*>(view.data) + slot * sum.stride * element_size(sum.source.dtype);
+    view.data = element_at(view, slot * sum.stride);
     return view;
   }
 };

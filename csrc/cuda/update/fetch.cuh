@@ -3,6 +3,7 @@
 // whatever type, and converted when everything is under way.
 #pragma once
 
+#include "../../core/element.h"
 #include "../kit/elements.cuh"
 
 namespace selective_scan::cuda::update {
@@ -34,7 +35,7 @@ struct Fetched {
   }
 
   /// Sets a value as it would have been fetched with its neighbours.
-  __device__ __forceinline__ void set(int i, const char* address, int size) {
+  __device__ __forceinline__ void set(int i, const void* address, int size) {
     if (kSize == 2 || size == 2) {
       const uint32_t bits = *reinterpret_cast<const uint16_t*>(address);
       words[i / 2] |= bits << (i % 2 * 16);
@@ -49,7 +50,7 @@ struct Fetched {
   /// All of them from consecutive addresses. Streamed: past the first-level cache, which is for
   /// what rows share.
   template <bool kStreamed>
-  __device__ __forceinline__ void set_all(const char* address, int size) {
+  __device__ __forceinline__ void set_all(const void* address, int size) {
     if (kSize == 2 || size == 2) {
       take<kReals * 2, kStreamed>(address);
     } else if (size == 4) {
@@ -65,7 +66,7 @@ struct Fetched {
   }
 
   template <int kBytes, bool kStreamed>
-  __device__ __forceinline__ void take(const char* address) {
+  __device__ __forceinline__ void take(const void* address) {
     using Word = Vector<kBytes>;
     const auto* source = reinterpret_cast<const Word*>(address);
 #pragma unroll
@@ -80,15 +81,11 @@ struct Fetched {
   }
 };
 
-__device__ __forceinline__ const char* address_of(const ArrayView& view, int64_t index) {
-  return static_cast<const char*>(view.data) + index * element_size(view.dtype);
-}
-
 /// One number; 0 where the array is absent.
 template <class R>
 __device__ __forceinline__ Fetched<R, 1> fetch(const ArrayView& view, int64_t index) {
   Fetched<R, 1> fetched;
-  if (view.present()) fetched.set(0, address_of(view, index), element_size(view.dtype));
+  if (view.present()) fetched.set(0, element_at(view, index), element_size(view.dtype));
   return fetched;
 }
 template <class R>
@@ -107,7 +104,7 @@ __device__ __forceinline__ Fetched<R, kReals, kSize> fetch_states(const ArrayVie
   Fetched<R, kReals, kSize> fetched;
   if (is_vector) {
     if (first < dstate) {
-      fetched.template set_all<kStreamed>(address_of(view, index + first * kParts), size);
+      fetched.template set_all<kStreamed>(element_at(view, index + first * kParts), size);
     }
     return fetched;
   }
@@ -117,7 +114,7 @@ __device__ __forceinline__ Fetched<R, kReals, kSize> fetch_states(const ArrayVie
     const int64_t at = index + (first + s) * view.state;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      fetched.set(s * kParts + part, address_of(view, at + part), size);
+      fetched.set(s * kParts + part, element_at(view, at + part), size);
     }
   }
   return fetched;
@@ -136,7 +133,7 @@ __device__ __forceinline__ void put_states(const ArrayView& view, bool is_vector
   constexpr int kParts = sizeof(T) / sizeof(R);
   if (is_vector) {
     if (first < dstate) {
-      char* address = const_cast<char*>(address_of(view, index + first * kParts));
+      void* address = element_at(view, index + first * kParts);
       store_elements(address, view.dtype, bit_cast<Pack<R, kStates * kParts>>(states));
     }
     return;
