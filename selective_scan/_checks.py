@@ -212,6 +212,19 @@ def check_changed(name: str, tensor: Tensor) -> None:
     )
     if shares and tensor.numel() > 0:
         fail(f"{name} must have no stride of 0, got strides {tensor.stride()}")
+    check_written(name, tensor)
+
+
+def check_written(name: str, tensor: Tensor) -> None:
+    """What an op changes it has to find in memory as it is: PyTorch hands it a copy of a view by
+    conj() or of an imaginary part of such, and does not write that back. A compiler cannot ask, and
+    fails on such views by itself."""
+    if torch.compiler.is_compiling():
+        return
+    bits = {"conjugate": tensor.is_conj(), "negative": tensor.is_neg()}
+    for bit, is_set in bits.items():
+        if is_set:
+            fail(f"{name} must have no {bit} bit, got a view that has one")
 
 
 def check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:

@@ -116,8 +116,10 @@ def _differentiate(
     """The gradients by those of the parts."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        x, A, D, delta_bias, *maps = tensors
-        needed = [it for it in tensors if it is not None and it.requires_grad]
+        # One that is made of another, or given twice, would have the other's gradient as well.
+        own = [None if it is None else it.view_as(it) for it in tensors]
+        x, A, D, delta_bias, *maps = own
+        needed = [it for it in own if it is not None and it.requires_grad]
         out = compose(x, _by_kinds(maps), (A, D, delta_bias), options)
         gradients = iter(torch.autograd.grad(out, needed, dout, create_graph=create_graph))
-    return tuple(next(gradients) if it is not None and it.requires_grad else None for it in tensors)
+    return tuple(next(gradients) if it is not None and it.requires_grad else None for it in own)

@@ -25,6 +25,7 @@ from ._checks import (
     check_dtype,
     check_given_gradient,
     check_shape_of,
+    check_written,
 )
 from ._derivative import Derivative
 from ._function import make_function, refuse_double_backward, save_nothing
@@ -258,11 +259,18 @@ class Operator:
             raise
         except RuntimeError as error:
             _memory.raise_own(error)
+            self._check_written(arguments)
             raise
         for place in self._changed_places:
             if arguments[place] is not None:  # a graph that has saved it must see the change
                 increment_version(arguments[place])
         return results
+
+    def _check_written(self, arguments: tuple) -> None:
+        """Refuses what PyTorch fails on before the op sees it."""
+        for place in self._changed_places:
+            if isinstance(arguments[place], Tensor):
+                check_written(self.arguments.names[place], arguments[place])
 
     def _call_sharded(self, arguments: tuple):
         given = arguments[: len(self.arguments.names)]

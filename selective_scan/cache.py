@@ -77,7 +77,8 @@ class _Cache:
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
         """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
-        given = torch.as_tensor(rows)
+        # Those of a list are on the host, whatever the default device, to be looked at.
+        given = torch.as_tensor(rows, device=None if isinstance(rows, Tensor) else "cpu")
         if given.numel() == 0 and not isinstance(rows, Tensor):
             given = given.long()  # an empty list has no type
         place, is_mask = self._tensors()[0], given.dtype == torch.bool

@@ -207,8 +207,8 @@ def causal_conv1d_ref(
         first = torch.where(is_new, step, 0).cummax(1).values if seqlen > 0 else first
     if cu_seqlens is not None:
         bounds = cu_seqlens.long().clamp(0, seqlen)
-        begins, ends, each = bounds[None, :-1], bounds[None, 1:], torch.arange(sequences)[None]
-        each = each.to(x.device)
+        begins, ends = bounds[None, :-1], bounds[None, 1:]
+        each = torch.arange(sequences, device=x.device)[None]
         sequence = torch.searchsorted(bounds, step, right=True) - 1
         is_padding = (sequence < 0) | (sequence >= sequences)
         sequence = torch.where(is_padding, sequences, sequence)

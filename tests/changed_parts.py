@@ -118,6 +118,15 @@ def move(model: S6) -> None:
     part.forward = functools.partial(Scaled.forward, part)
 
 
+def compile_to_double(name: str) -> Callable[[S6], None]:
+    """Has a module compiled by a backend whose graphs give twice what they would."""
+
+    def double(graph: torch.fx.GraphModule, _: list) -> Callable[..., list[torch.Tensor]]:
+        return lambda *inputs: [2 * out for out in graph(*inputs)]
+
+    return lambda model: model.get_submodule(name).compile(backend=double)
+
+
 def add_bias(model: S6) -> None:
     bias = torch.randn_like(model.norm_f.weight)
     model.layers[1].out_proj.bias = nn.Parameter(bias, requires_grad=False)
@@ -208,6 +217,7 @@ CHANGES = {
         lambda model: register_parametrization(model.layers[1].norm, "weight", Doubled()), True, 1
     ),
     "a forward of its own": Change(move, True),
+    "a compiled layer": Change(compile_to_double("layers.1"), True, 1),
     "another dtype": Change(set_data("layers.1.A_log", torch.Tensor.bfloat16), True),
     "a bias": Change(add_bias, True),
     "a bias that is no parameter": Change(make_bias_a_buffer, True),

@@ -400,3 +400,12 @@ def test_bad_rows_are_refused(method, rows, kind, message):
     cache = model_of().allocate_cache(BATCH)
     with pytest.raises(kind, match=f"^selective_scan: {re.escape(message)}$"):
         getattr(cache, method)(rows)
+
+
+def test_rows_of_a_list_are_on_the_host_whatever_the_default_device():
+    cache = model_of().allocate_cache(3)
+    with torch.device("meta"):
+        cache.reset([0])
+        cache.reorder([2, 1, 0])
+        with pytest.raises(ValueError, match="rows must be from 0 to batch - 1 = 2, got 3"):
+            cache.reset([3])

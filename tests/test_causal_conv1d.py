@@ -436,3 +436,12 @@ def test_compiled_code_writes_final_states(device):
     torch.testing.assert_close(
         *(torch.autograd.grad(y.square().sum(), leaves) for y, _ in (actual, expected))
     )
+
+
+def test_the_reference_makes_tensors_where_x_is(device):
+    """Not on the default device."""
+    x, weight = torch.randn(1, 2, 6, device=device), torch.randn(2, 3, device=device)
+    cu_seqlens = torch.tensor([0, 2, 6], device=device)
+    with torch.device("meta"):
+        out = causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens)
+    torch.testing.assert_close(out, causal_conv1d_ref(x, weight, cu_seqlens=cu_seqlens))

@@ -347,6 +347,23 @@ def test_a_state_of_no_rows_may_have_strides_of_0(function, device):
     assert function(**arguments).shape == arguments["x"].shape
 
 
+@pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
+def test_a_state_that_memory_holds_otherwise_is_refused(function, device):
+    """PyTorch gives an op a copy of such views, and fails where that has changed."""
+    state = torch.zeros(3, 20, 16, dtype=C64, device=device)
+    x, dt = torch.rand(2, 3, 20, device=device)
+    B, C = torch.randn(2, 3, 16, dtype=C64, device=device)
+    A = torch.randn(20, 16, dtype=C64, device=device)
+    function(state, x, dt, A.conj(), B.conj(), C)
+    with pytest.raises(RuntimeError, match="state must have no conjugate bit, got a view"):
+        function(state.conj(), x, dt, A, B, C)
+    with pytest.raises(RuntimeError, match="state must have no negative bit, got a view"):
+        function(state.conj().imag, x, dt, A.real, B.real, C.real)
+    out = torch.zeros(3, 20, dtype=C64, device=device).conj().imag
+    with pytest.raises(RuntimeError, match="out must have no negative bit, got a view"):
+        function(state, x, dt, A, B, C, out=out)
+
+
 def test_rows_are_independent(device):
     """A row's result has the bits that it has alone, whatever the others hold."""
     case = Case(batch=9, dim=130, state=BF16, x=BF16)

@@ -189,6 +189,22 @@ def test_gradients_in_any_layout(is_seen, device):
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_of_maps_made_of_others(create_graph, device):
+    """As a block's are, which are projections of x; and one given for several."""
+    x, _, A, B, *_ = (tensor.to(device) for tensor in make(torch.float64))
+    leaves = [tensor.requires_grad_() for tensor in (x, A, B)]
+
+    def gradients(function):
+        made = x.tanh()
+        maps = B * made.mean(1)[:, None, None]
+        out = function(made, [made.exp()] * 4, A, maps, maps)
+        return torch.autograd.grad(out.square().sum(), leaves, create_graph=create_graph)
+
+    for actual, expected in zip(gradients(cross_scan_fn), gradients(cross_scan_ref), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
 def test_it_is_one_node():
     tensors = [tensor.requires_grad_() for tensor in make(torch.float32)]
     out = cross_scan_fn(*tensors)
