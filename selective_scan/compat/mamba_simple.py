@@ -57,6 +57,10 @@ class Mamba(DirectedMixer):
 
     All others are those of :class:`MambaMixer`.
 
+    Attributes:
+        activation, act: the activation by name and as a module, for subclasses that have a forward
+            method of their own; this class does not look at them.
+
     Example:
         >>> import torch
         >>> from selective_scan.compat.mamba_simple import Mamba
@@ -94,6 +98,8 @@ class Mamba(DirectedMixer):
         sizes = (d_model, d_state, d_conv, expand)
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
         self.expand = expand
+        self.activation = "silu"
+        self.act = nn.SiLU()
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
         wide = at_least_single(self.A_log.dtype)
