@@ -123,6 +123,14 @@ def test_a_subclass_with_a_forward_of_its_own(use_fast_path):
     assert_like_plain(layer, torch.randn(2, 9, 12), "none")
 
 
+@pytest.mark.parametrize(("d_model", "expand", "d_inner"), [(100, 1.15, 114), (9, 0.5, 4)])
+def test_of_a_product_that_is_no_whole_number_the_rest_is_dropped(d_model, expand, d_inner):
+    layer = Mamba(d_model, d_state=4, expand=expand)
+    assert (layer.d_inner, layer.expand) == (d_inner, expand)
+    assert layer.allocate_inference_cache(2, 9)[0].shape == (2, d_inner, 4)
+    assert_like_plain(layer, torch.randn(2, 9, d_model), "none")
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 PARTS = {
