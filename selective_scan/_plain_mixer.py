@@ -51,7 +51,7 @@ def parameter(module: nn.Module, name: str) -> Tensor | None:
 
 def has_no_hooks(module: nn.Module) -> bool:
     """Whether a call of the module does what its class says, as far as the module itself can tell:
-    it has neither hooks nor a forward of its own."""
+    it has neither hooks nor a forward of its own, and was not compiled by its method for that."""
     own = module.__dict__
     return not (
         own["_forward_pre_hooks"]
@@ -59,6 +59,7 @@ def has_no_hooks(module: nn.Module) -> bool:
         or own["_backward_pre_hooks"]
         or own["_backward_hooks"]
         or "forward" in own  # accelerate replaces it where it moves weights
+        or own.get("_compiled_call_impl") is not None
     )
 
 

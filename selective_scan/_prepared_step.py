@@ -21,6 +21,8 @@ from ._ops import ops
 
 # Those of backward passes do nothing where there is no gradient.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+# What a module runs in place of its class's forward, if it has such.
+_OWN_CALLS = ("forward", "_compiled_call_impl")
 _MISSING = object()
 
 
@@ -84,10 +86,10 @@ class PreparedStep(NotCopied):
             self._seen.add(own, (*containers, *options))
             for name in containers:
                 self._seen.add(own[name], [*own[name]])
-        self._members = [*map(vars, called)]
-        for own in self._members:
-            self._seen.add(own, _HOOKS)
-        self._hooks = [own[kind] for own in self._members for kind in _HOOKS]
+        members = [*map(vars, called)]
+        for own in members:
+            self._seen.add(own, (*_HOOKS, *_OWN_CALLS))
+        self._hooks = [own[kind] for own in members for kind in _HOOKS]
         self._changed = changed
         self._number = ops.s6_step_prepare(*call)
         self._again = _pytorch.shortest_call(ops.s6_step_again.default)
@@ -106,7 +108,6 @@ class PreparedStep(NotCopied):
             any(self._hooks)
             or not self._seen.is_still_so()
             or [*map(type, self._modules)] != self._types
-            or any(map(dict.__contains__, self._members, repeat("forward")))
         ):
             return None
         out = _memory.call(self._again, (hidden, self._number))

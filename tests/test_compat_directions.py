@@ -123,6 +123,17 @@ def test_a_subclass_with_a_forward_of_its_own(use_fast_path):
     assert_like_plain(layer, torch.randn(2, 9, 12), "none")
 
 
+@pytest.mark.parametrize("channels", [5, 24])
+def test_steps_with_another_out_proj(channels):
+    layer = make("none")
+    layer.out_proj = nn.Linear(layer.d_inner, channels)
+    hidden = torch.randn(2, 9, 12)
+    out = assert_like_plain(layer, hidden, "none")
+    assert out.shape == (2, 9, channels)
+    with torch.no_grad():
+        torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("d_model", "expand", "d_inner"), [(100, 1.15, 114), (9, 0.5, 4)])
 def test_of_a_product_that_is_no_whole_number_the_rest_is_dropped(d_model, expand, d_inner):
     layer = Mamba(d_model, d_state=4, expand=expand)
