@@ -342,6 +342,25 @@ def test_the_binding_takes_steps(compat_modules, device):
     assert_near(out, causal_conv1d_ref(whole, weight.double(), bias.double())[..., 5:])
 
 
+def test_the_reference_takes_its_arguments_in_the_order_of_upstreams(compat_modules):
+    from causal_conv1d.causal_conv1d_interface import causal_conv1d_fn
+    from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref as reference
+
+    x, states = torch.randn(2, 8, 12).split([9, 3], -1)
+    weight, bias, buffer = torch.randn(8, 4), torch.randn(8), torch.empty(2, 8, 3)
+    out, final_states = reference(x, weight, bias, states, True, buffer, "silu")
+    assert final_states is buffer
+    wanted = causal_conv1d_fn(
+        x, weight, bias, initial_states=states, return_final_states=True, activation="silu"
+    )
+    for actual, expected in zip((out, final_states), wanted, strict=True):
+        torch.testing.assert_close(actual, expected)
+    seq_idx = torch.arange(9).div(4, rounding_mode="floor").int().expand(2, 9)
+    out = reference(x, weight, bias, None, False, None, None, seq_idx)
+    torch.testing.assert_close(out, causal_conv1d_fn(x, weight, bias, seq_idx))
+    torch.testing.assert_close(reference(x, weight, bias), causal_conv1d_fn(x, weight, bias))
+
+
 @pytest.mark.parametrize("state_len", [1, 3, 6])
 @pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
 def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):

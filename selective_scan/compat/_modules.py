@@ -93,7 +93,9 @@ MODULES = {
     "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
     "causal_conv1d": Contents(_CONVOLUTIONS, _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(
-        _CONVOLUTIONS | _from("selective_scan", "causal_conv1d_ref causal_conv1d_update_ref")
+        _CONVOLUTIONS
+        | _from(f"{_HERE}.convolution", "causal_conv1d_ref")
+        | _from("selective_scan", "causal_conv1d_update_ref")
     ),
     "causal_conv1d.causal_conv1d_varlen": Contents(
         _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")
