@@ -159,7 +159,7 @@ def decode(
         cache = getattr(model, "_decoding_cache", None)
         cache = update_graph_cache(model, cache, batch, prompt, length)
         model._decoding_cache = cache
-        params, run_one = cache.inference_params, cache.run
+        params, run_one = cache.inference_params, cache.run_next
         params.reset(length, batch)
     else:
         cache, run_one = None, _caller(model)
@@ -334,9 +334,13 @@ class DecodingCache:
         """A CUDA graph belongs to its process and its tensors: copied or pickled it is None."""
         return type(None), ()
 
-    def run(self, tokens: Tensor, params: InferenceParams) -> Tensor:
-        """The logits of a call with (batch, seqlen) tokens, behind params.seqlen_offset others."""
-        return self.graphs[tokens.shape[1]].run(tokens, params.seqlen_offset)
+    def run(self, input_ids: Tensor, position_ids: Tensor | int, seqlen: int) -> Tensor:
+        """The logits of a call with (batch, number) tokens at these positions, or all at one,
+        behind seqlen others, which is what the states tell already."""
+        return self.graphs[input_ids.shape[1]].run(input_ids, position_ids)
+
+    def run_next(self, tokens: Tensor, params: InferenceParams) -> Tensor:
+        return self.run(tokens, params.seqlen_offset, params.seqlen_offset)
 
 
 @dataclass
@@ -346,9 +350,12 @@ class _Graph:
     position_ids: Tensor
     logits: Tensor
 
-    def run(self, tokens: Tensor, offset: int) -> Tensor:
+    def run(self, tokens: Tensor, position_ids: Tensor | int) -> Tensor:
         self.tokens.copy_(tokens)
-        self.position_ids.fill_(offset)
+        if isinstance(position_ids, Tensor):
+            self.position_ids.copy_(position_ids)
+        else:
+            self.position_ids.fill_(position_ids)
         with torch.cuda.device(self.tokens.device):
             self.graph.replay()
         return self.logits.clone()
@@ -397,7 +404,7 @@ def update_graph_cache(
         >>> if torch.cuda.is_available():
         ...     cache = update_graph_cache(model.cuda(), None, 2, seqlen_og=10, max_seqlen=15)
         ...     tokens = torch.zeros(2, 1, dtype=torch.long, device="cuda")
-        ...     logits = cache.run(tokens, cache.inference_params)
+        ...     logits = cache.run(tokens, torch.full_like(tokens, 10), 10)
     """
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
@@ -414,6 +421,7 @@ def update_graph_cache(
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
     cache.key = (*sizes, *_what_is_called(model))  # as the first calls may have left it
+    params.seqlen_offset = 0  # a prompt comes next
     return cache
 
 
