@@ -177,6 +177,16 @@ def test_a_loop_of_its_own_runs_graphs(monkeypatch):
     assert torch.equal(torch.cat(sequences, 1), model.generate(prompts, LENGTH))
 
 
+def test_graphs_are_made_anew_for_longer_sequences(captures):
+    """The states of a model with attention have places for so many tokens."""
+    model, _ = make()
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4)
+    first = update(cache=None, max_seqlen=9)
+    first.inference_params.reset(7, 3)
+    assert update(cache=first, max_seqlen=9) is update(cache=first, max_seqlen=8) is first
+    assert update(cache=first, max_seqlen=10) is not first
+
+
 def test_graphs_are_made_anew_for_a_hook_of_all_modules(captures):
     model, _ = make()
     update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)

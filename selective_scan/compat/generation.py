@@ -324,11 +324,13 @@ class DecodingCache:
         key: what the graphs were made for; they are made anew where it differs.
         inference_params: with the states.
         graphs: by number of tokens of a call, each with its input and output.
+        max_seqlen: how long sequences may become, for which there are states.
     """
 
     key: tuple[object, ...]
     inference_params: InferenceParams
     graphs: dict[int, _Graph] = field(default_factory=dict)
+    max_seqlen: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A CUDA graph belongs to its process and its tensors: copied or pickled it is None."""
@@ -374,10 +376,10 @@ def update_graph_cache(
 ) -> DecodingCache:
     """Gives the CUDA graphs of a model's decoding calls, `cache` where that has them.
 
-    They are made anew for other sizes or dtypes, for weights in another place, for another module
-    or hook, and where an attribute of a module is another: a number, a flag, a function, or what
-    lists and dicts have. What changes inside of any other object, such as a configuration, is not
-    seen: set the model's `_decoding_cache` to None then.
+    They are made anew for other sizes or dtypes, for longer sequences, for weights in another
+    place, for another module or hook, and where an attribute of a module is another: a number, a
+    flag, a function, or what lists and dicts have. What changes inside of any other object, such as
+    a configuration, is not seen: set the model's `_decoding_cache` to None then.
 
     Args:
         model: on a CUDA device.
@@ -409,12 +411,14 @@ def update_graph_cache(
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
     sizes = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype)
-    if cache is not None and cache.key == (*sizes, *_what_is_called(model)):
+    # The states of layers of attention have a place for every step.
+    is_long_enough = cache is not None and max_seqlen <= cache.max_seqlen
+    if is_long_enough and cache.key == (*sizes, *_what_is_called(model)):
         return cache
     device = next(model.parameters()).device
     states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
     params = InferenceParams(max_seqlen, batch_size, seqlen_og, key_value_memory_dict=states)
-    cache = DecodingCache((), params)
+    cache = DecodingCache((), params, max_seqlen=max_seqlen)
     # Weights that autocast keeps do not live as long as a graph that reads them.
     autocast = torch.autocast("cuda", autocast_dtype, enabled=is_autocast, cache_enabled=False)
     with torch.cuda.device(device), autocast:
