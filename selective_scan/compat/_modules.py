@@ -75,7 +75,9 @@ MODULES = {
     "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
     "mamba_ssm.ops": Contents(),
     "mamba_ssm.ops.selective_scan_interface": Contents(
-        _from("selective_scan", _SCANS) | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
+        _from("selective_scan", _SCANS)
+        | _from(f"{_HERE}.functions", "SelectiveScanFn MambaInnerFn")
+        | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
     ),
     "mamba_ssm.ops.triton": Contents(),
     "mamba_ssm.ops.triton.selective_state_update": Contents(
