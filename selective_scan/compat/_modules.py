@@ -39,16 +39,19 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
 _CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
 )
-# What upstream's module imports for itself, and code takes along that imports * from it. The two
-# classes of outputs are gone from transformers 5.
+# What upstream's module imports for itself, and code takes along that imports * from it. Of the
+# classes of outputs the first is that of versions 2, the others, those of versions 1, are gone from
+# transformers 5.
 _TAKEN_ALONG = (
     _from("collections", "namedtuple")
     | _from("dataclasses", "dataclass field")
     | _from("functools", "partial")
     | _from("typing", "Callable Optional Sequence Union")
     | _from("torch", "Tensor torch")
+    | _from(f"{_HERE}.generation", "time")
     | {
         "F": ("torch.nn", "functional"),
+        "GenerateDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "GreedySearchDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "SampleDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "TextStreamer": (f"{_HERE}.generation", "Streamer"),
