@@ -231,7 +231,8 @@ class MambaMixer(MarkedModule):
     def reset_parameters(self) -> None:
         """Draws all parameters anew, those of the modules inside too."""
         for module in self.children():
-            module.reset_parameters()
+            if hasattr(module, "reset_parameters"):  # which what has no parameters lacks
+                module.reset_parameters()
         self._reset_poles()
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import published_calls
-from selective_scan import _library, causal_conv1d_ref, selective_scan_ref
+from selective_scan import _library, causal_conv1d_ref, mamba_inner_ref, selective_scan_ref
 from selective_scan.compat import _modules, bindings
 
 
@@ -340,6 +340,48 @@ def test_the_binding_takes_steps(compat_modules, device):
     out = causal_conv1d_update_function(more, state, weight, bias, False, None, None)
     whole = torch.cat([x, more], -1).double()
     assert_near(out, causal_conv1d_ref(whole, weight.double(), bias.double())[..., 5:])
+
+
+def test_classes_whose_apply_is_called(compat_modules):
+    from mamba_ssm.ops.selective_scan_interface import MambaInnerFn, SelectiveScanFn
+
+    scan = make_scan()
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+    arguments = [scan[name].requires_grad_() for name in names]
+    out, last_state = SelectiveScanFn.apply(*arguments, True, True)
+    gradients = torch.autograd.grad(out, arguments, scan["dout"])
+    expected, expected_last, by_name = solve({n: t.detach() for n, t in scan.items()}, has_z=True)
+    for actual, exact in zip(
+        (out, last_state, *gradients),
+        (expected, expected_last, *(by_name[name] for name in names)),
+        strict=True,
+    ):
+        assert_near(actual.detach(), exact)
+
+    weights = [(8, 1, 4), (8,), (2 + 2 * 4, 8), (8, 2), (6, 8)]
+    layer = [torch.randn(2, 16, 11), *map(torch.randn, weights), None, scan["A"], None, None]
+    layer += [scan["D"], scan["delta_bias"]]
+    wide = [None if tensor is None else tensor.detach().double() for tensor in layer]
+    assert_near(MambaInnerFn.apply(*layer).detach(), mamba_inner_ref(*wide))
+
+
+def test_the_reference_takes_its_arguments_in_the_order_of_upstreams(compat_modules):
+    from causal_conv1d.causal_conv1d_interface import causal_conv1d_fn
+    from causal_conv1d.causal_conv1d_interface import causal_conv1d_ref as reference
+
+    x, states = torch.randn(2, 8, 12).split([9, 3], -1)
+    weight, bias, buffer = torch.randn(8, 4), torch.randn(8), torch.empty(2, 8, 3)
+    out, final_states = reference(x, weight, bias, states, True, buffer, "silu")
+    assert final_states is buffer
+    wanted = causal_conv1d_fn(
+        x, weight, bias, initial_states=states, return_final_states=True, activation="silu"
+    )
+    for actual, expected in zip((out, final_states), wanted, strict=True):
+        torch.testing.assert_close(actual, expected)
+    seq_idx = torch.arange(9).div(4, rounding_mode="floor").int().expand(2, 9)
+    out = reference(x, weight, bias, None, False, None, None, seq_idx)
+    torch.testing.assert_close(out, causal_conv1d_fn(x, weight, bias, seq_idx))
+    torch.testing.assert_close(reference(x, weight, bias), causal_conv1d_fn(x, weight, bias))
 
 
 @pytest.mark.parametrize("state_len", [1, 3, 6])

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
 from layers import by_steps, copies_of
-from selective_scan import MambaMixer
+from selective_scan import MambaMixer, causal_conv1d_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
 
 TYPES = ("v1", "v2", "v3")
@@ -95,6 +96,50 @@ def test_autocast(bimamba_type, device):
     with torch.autocast(device, torch.bfloat16):
         out = assert_like_plain(layer, torch.randn(2, 21, 12, device=device), dtype=torch.bfloat16)
     assert out.dtype == torch.bfloat16
+
+
+class OfItsOwn(Mamba):
+    """As subclasses of mamba_ssm's layer are written, of its attributes."""
+
+    def forward(self, hidden_states, inference_params=None):
+        x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)
+        if self.use_fast_path:
+            taps = self.conv1d.weight.squeeze(1)
+            x = causal_conv1d_fn(x, taps, self.conv1d.bias, activation=self.activation)
+        else:
+            x = self.act(self.conv1d(x)[..., : x.shape[2]])
+        sizes = [self.dt_rank, self.d_state, self.d_state]
+        dt, B, C = self.x_proj(x.transpose(1, 2)).split(sizes, -1)
+        dt = F.linear(dt, self.dt_proj.weight).transpose(1, 2)
+        projections = (-self.A_log.exp(), B.transpose(1, 2), C.transpose(1, 2))
+        y = selective_scan_fn(x, dt, *projections, self.D, z, self.dt_proj.bias, True)
+        return self.out_proj(y.transpose(1, 2))
+
+
+@pytest.mark.parametrize("use_fast_path", [True, False])
+def test_a_subclass_with_a_forward_of_its_own(use_fast_path):
+    layer = OfItsOwn(12, d_state=4, use_fast_path=use_fast_path)
+    layer.reset_parameters()
+    assert_like_plain(layer, torch.randn(2, 9, 12), "none")
+
+
+@pytest.mark.parametrize("channels", [5, 24])
+def test_steps_with_another_out_proj(channels):
+    layer = make("none")
+    layer.out_proj = nn.Linear(layer.d_inner, channels)
+    hidden = torch.randn(2, 9, 12)
+    out = assert_like_plain(layer, hidden, "none")
+    assert out.shape == (2, 9, channels)
+    with torch.no_grad():
+        torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("d_model", "expand", "d_inner"), [(100, 1.15, 114), (9, 0.5, 4)])
+def test_of_a_product_that_is_no_whole_number_the_rest_is_dropped(d_model, expand, d_inner):
+    layer = Mamba(d_model, d_state=4, expand=expand)
+    assert (layer.d_inner, layer.expand) == (d_inner, expand)
+    assert layer.allocate_inference_cache(2, 9)[0].shape == (2, d_inner, 4)
+    assert_like_plain(layer, torch.randn(2, 9, d_model), "none")
 
 
 # --- parameters -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import time
 from functools import partial
 
 import pytest
@@ -247,7 +248,9 @@ def test_a_loop_of_its_own_takes_all_names_of_the_module(device, penalty):
     expected = logits_of(model, output.sequences)[:, PROMPT - 1 : -1]
     torch.testing.assert_close(torch.stack(output.scores, 1), expected, rtol=1e-9, atol=1e-9)
     output.scores = None
-    assert names["SampleDecoderOnlyOutput"](sequences).scores is None
+    for name in ("SampleDecoderOnlyOutput", "GenerateDecoderOnlyOutput"):
+        assert names[name](sequences=sequences).scores is None
+    assert names["time"] is time
 
 
 @pytest.mark.parametrize("prompt", [1, 3, PROMPT])

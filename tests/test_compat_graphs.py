@@ -128,6 +128,65 @@ def test_graphs_are_made_anew_for_what_no_tensor_tells(change, captures):
     assert len(captures) == 2
 
 
+class Recorded:
+    """Stands for a CUDA graph: a replay runs the call."""
+
+    def __init__(self, model, params, shape):
+        self.model, self.params = model, params
+        self.tokens, self.position_ids = torch.zeros(2, *shape, dtype=torch.long)
+        self.logits = torch.empty(*shape, model.lm_head.out_features, dtype=torch.float64)
+
+    def replay(self):
+        self.params.seqlen_offset = max(1, self.params.seqlen_offset)
+        self.logits.copy_(
+            self.model(
+                self.tokens, position_ids=self.position_ids, inference_params=self.params
+            ).logits
+        )
+
+
+def test_a_loop_of_its_own_runs_graphs(monkeypatch):
+    """As loops are written that were copied from upstream's decode."""
+    from mamba_ssm.utils.generation import sample, update_graph_cache
+
+    recorded = []
+
+    def capture(model, params, shape, device, n_warmups):
+        recorded.append(it := Recorded(model, params, shape))
+        return generation._Graph(it, it.tokens, it.position_ids, it.logits)
+
+    monkeypatch.setattr(generation, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    model, prompts = make()
+    batch = len(prompts)
+    model._decoding_cache = update_graph_cache(model, None, batch, PROMPT, LENGTH)
+    params = model._decoding_cache.inference_params
+    assert params.seqlen_offset == 0
+    sequences = [prompts]
+    with torch.inference_mode():
+        while params.seqlen_offset < LENGTH - 1:
+            newest = sequences[-1]
+            if params.seqlen_offset == 0:
+                logits = model(newest, inference_params=params, num_last_tokens=1).logits
+            else:
+                position_ids = torch.full((batch, 1), params.seqlen_offset)
+                logits = model._decoding_cache.run(newest, position_ids, params.seqlen_offset)
+                assert torch.equal(recorded[0].position_ids, position_ids)
+            params.seqlen_offset += newest.shape[1]
+            sequences.append(sample(logits.squeeze(1)).unsqueeze(1))
+    assert torch.equal(torch.cat(sequences, 1), model.generate(prompts, LENGTH))
+
+
+def test_graphs_are_made_anew_for_longer_sequences(captures):
+    """The states of a model with attention have places for so many tokens."""
+    model, _ = make()
+    update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4)
+    first = update(cache=None, max_seqlen=9)
+    first.inference_params.reset(7, 3)
+    assert update(cache=first, max_seqlen=9) is update(cache=first, max_seqlen=8) is first
+    assert update(cache=first, max_seqlen=10) is not first
+
+
 def test_graphs_are_made_anew_for_a_hook_of_all_modules(captures):
     model, _ = make()
     update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)

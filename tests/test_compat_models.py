@@ -92,7 +92,9 @@ def test_embeddings_are_padded_and_tied(is_tied):
 
 @pytest.mark.parametrize("d_intermediate", [0, 64])
 def test_initial_weights(d_intermediate):
-    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
+    """With MLPs upstream's model without a head counts two additions of each block, and that with a
+    head one."""
+    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel, MixerModel
 
     options = published_config() | {"d_intermediate": d_intermediate, "ssm_cfg": {"bias": True}}
     make = partial(MambaLMHeadModel, make_model(**options).config)
@@ -101,15 +103,15 @@ def test_initial_weights(d_intermediate):
     )
     assert model.backbone.embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)
     assert larger.backbone.embedding.weight.std().item() == pytest.approx(2, rel=0.2)
+    headless = MixerModel(DIM, LAYERS, d_intermediate, VOCAB)
     additions = LAYERS * (2 if d_intermediate else 1)
-    for block, other in zip(model.backbone.layers, plain.backbone.layers, strict=True):
-        mixers = [(block.mixer.out_proj, other.mixer.out_proj)]
-        for scaled, whole in mixers + ([(block.mlp.fc2, other.mlp.fc2)] if d_intermediate else []):
-            bound = scaled.in_features**-0.5
-            assert whole.weight.abs().max().item() == pytest.approx(bound, rel=0.1)
-            assert scaled.weight.abs().max().item() == pytest.approx(
-                bound / additions**0.5, rel=0.1
-            )
+    stacks = (model.backbone.layers, headless.layers, plain.backbone.layers)
+    for block, *others in zip(*stacks, strict=True):
+        for name in ("mixer.out_proj", "mlp.fc2") if d_intermediate else ("mixer.out_proj",):
+            parts = [it.get_submodule(name) for it in (block, *others)]
+            for part, number in zip(parts, (LAYERS, additions, 1), strict=True):
+                bound = (part.in_features * number) ** -0.5
+                assert part.weight.abs().max().item() == pytest.approx(bound, rel=0.1)
         assert not block.mixer.in_proj.bias.any()
         assert (F.softplus(block.mixer.dt_proj.bias) >= 1e-4).all()
         assert block.mixer.dt_proj.bias.any()

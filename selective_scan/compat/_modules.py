@@ -39,16 +39,19 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
 _CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
 )
-# What upstream's module imports for itself, and code takes along that imports * from it. The two
-# classes of outputs are gone from transformers 5.
+# What upstream's module imports for itself, and code takes along that imports * from it. Of the
+# classes of outputs the first is that of versions 2, the others, those of versions 1, are gone from
+# transformers 5.
 _TAKEN_ALONG = (
     _from("collections", "namedtuple")
     | _from("dataclasses", "dataclass field")
     | _from("functools", "partial")
     | _from("typing", "Callable Optional Sequence Union")
     | _from("torch", "Tensor torch")
+    | _from(f"{_HERE}.generation", "time")
     | {
         "F": ("torch.nn", "functional"),
+        "GenerateDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "GreedySearchDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "SampleDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
         "TextStreamer": (f"{_HERE}.generation", "Streamer"),
@@ -75,7 +78,9 @@ MODULES = {
     "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
     "mamba_ssm.ops": Contents(),
     "mamba_ssm.ops.selective_scan_interface": Contents(
-        _from("selective_scan", _SCANS) | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
+        _from("selective_scan", _SCANS)
+        | _from(f"{_HERE}.functions", "SelectiveScanFn MambaInnerFn")
+        | _from(f"{_HERE}.directions", _DIRECTED_SCANS)
     ),
     "mamba_ssm.ops.triton": Contents(),
     "mamba_ssm.ops.triton.selective_state_update": Contents(
@@ -93,7 +98,9 @@ MODULES = {
     "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
     "causal_conv1d": Contents(_CONVOLUTIONS, _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(
-        _CONVOLUTIONS | _from("selective_scan", "causal_conv1d_ref causal_conv1d_update_ref")
+        _CONVOLUTIONS
+        | _from(f"{_HERE}.convolution", "causal_conv1d_ref")
+        | _from("selective_scan", "causal_conv1d_update_ref")
     ),
     "causal_conv1d.causal_conv1d_varlen": Contents(
         _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")

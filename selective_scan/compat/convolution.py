@@ -1,5 +1,6 @@
 """The convolution by the signatures of causal_conv1d's modules cpp_functions, which mamba_ssm calls
-below autograd, and causal_conv1d_varlen. Tensors may be on a CPU, too, and of any strides."""
+below autograd, and causal_conv1d_varlen, and of its reference. Tensors may be on a CPU, too, and of
+any strides."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from .._module_arguments import refuse
 from .._ops import ops
-from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn, causal_conv1d_ref
+from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn
+from ..causal_conv1d import causal_conv1d_ref as _reference
 from ..causal_conv1d_update import causal_conv1d_update
 
 Optional = Tensor | None
@@ -16,6 +18,22 @@ Optional = Tensor | None
 
 def _activation(silu_activation: bool) -> Activation | None:
     return "silu" if silu_activation else None
+
+
+def causal_conv1d_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional = None,
+    initial_states: Optional = None,
+    return_final_states: bool = False,
+    final_states_out: Optional = None,
+    activation: Activation | None = None,
+    seq_idx: Optional = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """:func:`selective_scan.causal_conv1d_ref`, with seq_idx as the last argument, where upstream's
+    reference has it."""
+    before = (x, weight, bias, seq_idx, initial_states, return_final_states)
+    return _reference(*before, final_states_out, activation)
 
 
 @torch.no_grad()
@@ -85,9 +103,7 @@ def _by_reference(
     ]
     has_states = dfinal_states is not None
     with torch.enable_grad():
-        results = causal_conv1d_ref(
-            *(*leaves[:3], seq_idx, leaves[3], has_states), activation=activation
-        )
+        results = _reference(*(*leaves[:3], seq_idx, leaves[3], has_states), activation=activation)
     results, cotangents = (results, (dout, dfinal_states)) if has_states else ([results], [dout])
     there = [leaf for leaf in leaves if leaf is not None]
     gradients = iter(torch.autograd.grad(results, there, cotangents))

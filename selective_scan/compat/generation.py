@@ -159,7 +159,7 @@ def decode(
         cache = getattr(model, "_decoding_cache", None)
         cache = update_graph_cache(model, cache, batch, prompt, length)
         model._decoding_cache = cache
-        params, run_one = cache.inference_params, cache.run
+        params, run_one = cache.inference_params, cache.run_next
         params.reset(length, batch)
     else:
         cache, run_one = None, _caller(model)
@@ -324,19 +324,25 @@ class DecodingCache:
         key: what the graphs were made for; they are made anew where it differs.
         inference_params: with the states.
         graphs: by number of tokens of a call, each with its input and output.
+        max_seqlen: how long sequences may become, for which there are states.
     """
 
     key: tuple[object, ...]
     inference_params: InferenceParams
     graphs: dict[int, _Graph] = field(default_factory=dict)
+    max_seqlen: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A CUDA graph belongs to its process and its tensors: copied or pickled it is None."""
         return type(None), ()
 
-    def run(self, tokens: Tensor, params: InferenceParams) -> Tensor:
-        """The logits of a call with (batch, seqlen) tokens, behind params.seqlen_offset others."""
-        return self.graphs[tokens.shape[1]].run(tokens, params.seqlen_offset)
+    def run(self, input_ids: Tensor, position_ids: Tensor | int, seqlen: int) -> Tensor:
+        """The logits of a call with (batch, number) tokens at these positions, or all at one,
+        behind seqlen others, which is what the states tell already."""
+        return self.graphs[input_ids.shape[1]].run(input_ids, position_ids)
+
+    def run_next(self, tokens: Tensor, params: InferenceParams) -> Tensor:
+        return self.run(tokens, params.seqlen_offset, params.seqlen_offset)
 
 
 @dataclass
@@ -346,9 +352,12 @@ class _Graph:
     position_ids: Tensor
     logits: Tensor
 
-    def run(self, tokens: Tensor, offset: int) -> Tensor:
+    def run(self, tokens: Tensor, position_ids: Tensor | int) -> Tensor:
         self.tokens.copy_(tokens)
-        self.position_ids.fill_(offset)
+        if isinstance(position_ids, Tensor):
+            self.position_ids.copy_(position_ids)
+        else:
+            self.position_ids.fill_(position_ids)
         with torch.cuda.device(self.tokens.device):
             self.graph.replay()
         return self.logits.clone()
@@ -367,10 +376,10 @@ def update_graph_cache(
 ) -> DecodingCache:
     """Gives the CUDA graphs of a model's decoding calls, `cache` where that has them.
 
-    They are made anew for other sizes or dtypes, for weights in another place, for another module
-    or hook, and where an attribute of a module is another: a number, a flag, a function, or what
-    lists and dicts have. What changes inside of any other object, such as a configuration, is not
-    seen: set the model's `_decoding_cache` to None then.
+    They are made anew for other sizes or dtypes, for longer sequences, for weights in another
+    place, for another module or hook, and where an attribute of a module is another: a number, a
+    flag, a function, or what lists and dicts have. What changes inside of any other object, such as
+    a configuration, is not seen: set the model's `_decoding_cache` to None then.
 
     Args:
         model: on a CUDA device.
@@ -397,23 +406,26 @@ def update_graph_cache(
         >>> if torch.cuda.is_available():
         ...     cache = update_graph_cache(model.cuda(), None, 2, seqlen_og=10, max_seqlen=15)
         ...     tokens = torch.zeros(2, 1, dtype=torch.long, device="cuda")
-        ...     logits = cache.run(tokens, cache.inference_params)
+        ...     logits = cache.run(tokens, torch.full_like(tokens, 10), 10)
     """
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
     sizes = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype)
-    if cache is not None and cache.key == (*sizes, *_what_is_called(model)):
+    # The states of layers of attention have a place for every step.
+    is_long_enough = cache is not None and max_seqlen <= cache.max_seqlen
+    if is_long_enough and cache.key == (*sizes, *_what_is_called(model)):
         return cache
     device = next(model.parameters()).device
     states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
     params = InferenceParams(max_seqlen, batch_size, seqlen_og, key_value_memory_dict=states)
-    cache = DecodingCache((), params)
+    cache = DecodingCache((), params, max_seqlen=max_seqlen)
     # Weights that autocast keeps do not live as long as a graph that reads them.
     autocast = torch.autocast("cuda", autocast_dtype, enabled=is_autocast, cache_enabled=False)
     with torch.cuda.device(device), autocast:
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
     cache.key = (*sizes, *_what_is_called(model))  # as the first calls may have left it
+    params.seqlen_offset = 0  # a prompt comes next
     return cache
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from .. import mamba_mixer
 from .._discretization import at_least_single, poles
 from .._layer_input import checked_sequence
-from .._module_arguments import check_flag, refuse
+from .._module_arguments import check_count, check_flag, check_positive, refuse
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
@@ -36,6 +37,7 @@ class Mamba(DirectedMixer):
     are states for decoding, in which `step` and a forward call with `inference_params` go on.
 
     Args:
+        expand: d_inner is the whole part of expand·d_model.
         use_fast_path: whether a forward call is one node of autograd; else the layer's parts are
             called one after the other, which gives the same.
         layer_idx: the layer's key in the states of `inference_params`.
@@ -56,6 +58,10 @@ class Mamba(DirectedMixer):
     of steps.
 
     All others are those of :class:`MambaMixer`.
+
+    Attributes:
+        activation, act: the activation by name and as a module, for subclasses that have a forward
+            method of their own; this class does not look at them.
 
     Example:
         >>> import torch
@@ -90,10 +96,15 @@ class Mamba(DirectedMixer):
         bimamba: bool = False,
         if_devide_out: bool = False,
     ) -> None:
+        check_count("d_model", d_model)
+        check_positive("expand", expand)
+        check_positive("expand·d_model", expand * d_model)
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
-        sizes = (d_model, d_state, d_conv, expand)
+        sizes = (d_model, d_state, d_conv, Fraction(int(expand * d_model), d_model))
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
         self.expand = expand
+        self.activation = "silu"
+        self.act = nn.SiLU()
         self.use_fast_path = use_fast_path
         self.layer_idx = layer_idx
         wide = at_least_single(self.A_log.dtype)

@@ -354,6 +354,9 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
             **where,
         )
         self.lm_head = nn.Linear(config.d_model, vocab_size, bias=False, **where)
+        if config.d_intermediate > 0:
+            # Upstream's draws weights once more, as if blocks had no MLPs.
+            self.apply(_initializer(config.n_layer, 0, initializer_cfg))
         self.tie_weights()
 
     def tie_weights(self) -> None:

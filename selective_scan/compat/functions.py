@@ -1,0 +1,28 @@
+"""The classes of mamba_ssm's selective_scan_interface module, by whose ``apply`` some programs call
+what is behind its functions."""
+
+from __future__ import annotations
+
+from ..functional import selective_scan_fn
+from ..mamba_inner import mamba_inner_fn
+
+
+class SelectiveScanFn:
+    """:func:`selective_scan.selective_scan_fn` as a class that has it as `apply`.
+
+    Example:
+        >>> import torch
+        >>> from selective_scan.compat.functions import SelectiveScanFn
+        >>> u, delta = torch.randn(2, 2, 8, 20)
+        >>> B, C = torch.randn(2, 2, 4, 20)
+        >>> SelectiveScanFn.apply(u, delta, -torch.rand(8, 4), B, C).shape
+        torch.Size([2, 8, 20])
+    """
+
+    apply = staticmethod(selective_scan_fn)
+
+
+class MambaInnerFn:
+    """:func:`selective_scan.mamba_inner_fn` as a class that has it as `apply`."""
+
+    apply = staticmethod(mamba_inner_fn)
