@@ -242,13 +242,15 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
 
 
 def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
-    """Whether all layers have the dtypes and strides of the first, and all caches are for hidden:
-    if not, the modules take the call, or refuse it in their words."""
+    """Whether all layers have the dtypes and strides of the first, and give as many channels as
+    hidden has, and all caches are for hidden: if not, the modules take the call, or refuse it in
+    their words."""
     conv_states, states = columns[-2:]
     d_inner, dstate = columns[_A_LOG][0].shape
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
     return (
         {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
+        and {weight.shape[0] for weight in columns[_OUT_PROJ]} == {hidden.shape[2]}
         and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
         and {state.shape for state in states} == {(batch, d_inner, dstate)}
         and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}
@@ -266,7 +268,7 @@ _PLAIN_PARTS = [
     [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
 ]
 # Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
-_CONV1D, _DT_PROJ, _A_LOG, _TENSORS = 2, 5, 7, 13
+_CONV1D, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 5, 7, 9, 13
 _BIASES = (1, 3, 6, 10)
 _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 
