@@ -77,14 +77,18 @@ class _Cache:
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
         """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
-        # Those of a list are on the host, whatever the default device, to be looked at.
-        given = torch.as_tensor(rows, device=None if isinstance(rows, Tensor) else "cpu")
+        wanted = "integers or a mask of bools" if masks else "integers"
+        try:
+            # Those of a list are on the host, whatever the default device, to be looked at.
+            given = torch.as_tensor(rows, device=None if isinstance(rows, Tensor) else "cpu")
+        except (RuntimeError, TypeError, ValueError) as error:
+            got = type(rows).__name__
+            raise TypeError(f"selective_scan: rows must be {wanted}, got {got}") from error
         if given.numel() == 0 and not isinstance(rows, Tensor):
             given = given.long()  # an empty list has no type
         place, is_mask = self._tensors()[0], given.dtype == torch.bool
         batch = place.shape[0]
         if given.is_floating_point() or given.is_complex() or (is_mask and not masks):
-            wanted = "integers or a mask of bools" if masks else "integers"
             raise TypeError(f"selective_scan: rows must be {wanted}, got {given.dtype}")
         if given.dim() != 1 or (is_mask and given.shape[0] != batch):
             wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
