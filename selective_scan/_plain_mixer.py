@@ -88,6 +88,28 @@ def has_plain_weights(
     )
 
 
+def is_plain_convolution(conv1d: nn.Module, *, can_be_called: bool = True) -> bool:
+    """Whether a convolution's weights tell what it does. A parametrization is told by the weight,
+    which it computes wherever that is read."""
+    kind = type(conv1d)
+    return (
+        kind.forward is nn.Conv1d.forward
+        and is_of_neighbours(conv1d)
+        and has_plain_weights(conv1d, kind, can_be_called=can_be_called)
+    )
+
+
+def is_of_neighbours(conv1d: nn.Conv1d) -> bool:
+    """Whether it sums up neighbouring steps of each channel, as Mamba's convolution does."""
+    is_of_all_steps = (conv1d.stride, conv1d.dilation) == ((1,), (1,))
+    return is_of_all_steps and conv1d.groups == conv1d.in_channels
+
+
+def is_plain_product(projection: nn.Module) -> bool:
+    """Whether it is a linear layer that its weight tells alone, without a bias."""
+    return has_plain_weights(projection, nn.Linear) and parameter(projection, "bias") is None
+
+
 def _is_of_numbers(own: dict[str, Any], name: str) -> bool:
     """Whether a weight is, wherever its module has put it; one that is nowhere is computed when it
     is read. Operators themselves know what to do with DTensors, which are sharded numbers."""

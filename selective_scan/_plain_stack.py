@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import _pytorch
 from ._checks import MAX_WIDTH
 from ._ops import ops
-from ._plain_mixer import has_no_hooks
+from ._plain_mixer import has_no_hooks, is_of_neighbours
 from ._prepared_step import PreparedStep
 from ._s6_step import MAX_STATES, S6_STEP
 from .cache import MixerCache
@@ -289,6 +289,7 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
         and type(cache) is MixerCache
         and cache.last_input is None
         and cache.angles is None
+        and is_of_neighbours(parts[1])
         and all(map(has_no_hooks, parts))
         and x_proj[1] is None
     ):

@@ -161,6 +161,8 @@ class MixerCache(_Cache):
             Shaped like x.
         """
         if width > MAX_WIDTH or is_called:
+            if (dilation := getattr(conv1d, "dilation", (1,))) != (1,):
+                refuse("conv1d", "without dilation where there is a cache", dilation)
             new = x.unsqueeze(-1) if x.dim() == 2 else x
             steps = new.shape[-1]
             seen = torch.cat([self.conv_state.to(x.dtype), new], -1)

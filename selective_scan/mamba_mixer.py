@@ -25,7 +25,13 @@ from ._module_arguments import (
     check_positive,
     refuse,
 )
-from ._plain_mixer import has_plain_weights, parameter, run_in_one
+from ._plain_mixer import (
+    has_plain_weights,
+    is_plain_convolution,
+    is_plain_product,
+    parameter,
+    run_in_one,
+)
 from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
@@ -391,16 +397,13 @@ class MambaMixer(MarkedModule):
         return (
             self.d_conv <= MAX_WIDTH
             and self._has_plain_convolution(suffix=suffix)
-            and has_plain_weights(parts[f"x_proj{suffix}"], nn.Linear)
+            and is_plain_product(parts[f"x_proj{suffix}"])
             and is_plain_projection(parts[f"dt_proj{suffix}"])
         )
 
     def _has_plain_convolution(self, can_be_called: bool = True, suffix: str = "") -> bool:
-        """A parametrization is told by the weight, which it computes wherever that is read."""
         conv1d = self._modules[f"conv1d{suffix}"]
-        kind = type(conv1d)
-        is_convolution = kind.forward is nn.Conv1d.forward
-        return is_convolution and has_plain_weights(conv1d, kind, can_be_called=can_be_called)
+        return is_plain_convolution(conv1d, can_be_called=can_be_called)
 
     def _scan(
         self,

@@ -143,6 +143,51 @@ def test_weights_for_mamba_are_of_plain_layers_alone():
             part.to_mamba()
 
 
+# --- layers of another kind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_bias_of_x_proj_counts(kind, device):
+    layer, x = make(kind, device), sequence(device)
+    x_proj = layer.x_proj
+    layer.x_proj = nn.Linear(x_proj.in_features, x_proj.out_features, device=device)
+    nn.init.normal_(layer.x_proj.bias)
+    check(layer, x)
+
+
+def convolution(layer: MambaMixer, dilation: int = 1, groups: int | None = None) -> nn.Conv1d:
+    """One behind as many zeros as it looks back."""
+    channels, width = layer.d_inner, layer.d_conv
+    options = {
+        "padding": (width - 1) * dilation,
+        "dilation": dilation,
+        "groups": groups or channels,
+    }
+    return nn.Conv1d(channels, channels, width, **options, device=layer.D.device)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_convolution_over_channels_is_called(kind, device):
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d = convolution(layer, groups=2)
+    check(layer, x)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_convolution_with_dilation_is_called(kind, device):
+    """Its steps take more of those before than a cache has."""
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d = convolution(layer, dilation=2)
+    assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
+    if not layer.bidirectional:
+        with pytest.raises(ValueError, match="conv1d must be without dilation where there is a"):
+            results(layer, x)
+    if kind == "MambaMixer":
+        cache = layer.allocate_cache(BATCH)
+        with torch.no_grad(), pytest.raises(ValueError, match="conv1d must be without dilation"):
+            layer(x[:, :1], cache=cache)
+
+
 # --- adapters -------------------------------------------------------------------------------------
 
 

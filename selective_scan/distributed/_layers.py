@@ -61,7 +61,7 @@ def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
     computes with this rank's parts of them."""
     own = copy.deepcopy(layer).to("meta")
     own.d_inner //= mesh.size()
-    own.conv1d.groups = own.d_inner
+    own.conv1d.in_channels = own.conv1d.out_channels = own.conv1d.groups = own.d_inner
     own.__class__ = _OwnPart
     for name, kind in _PROJECTIONS.items():
         projection = own.get_submodule(name)

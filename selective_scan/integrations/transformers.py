@@ -24,7 +24,12 @@ from torch import Tensor, nn
 
 from .._checks import MAX_WIDTH
 from .._module_arguments import check_choice, check_flag, refuse
-from .._plain_mixer import has_plain_weights, run_in_one
+from .._plain_mixer import (
+    has_plain_weights,
+    is_plain_convolution,
+    is_plain_product,
+    run_in_one,
+)
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
@@ -196,12 +201,12 @@ _REPLACEMENTS = {
 
 def _is_one_operator(mixer: nn.Module) -> bool:
     """Whether a Mamba layer, or what follows its input projection, can be one operator."""
-    projections = (mixer.x_proj, mixer.dt_proj, mixer.out_proj)
     return (
         mixer.activation in ACTIVATIONS
-        and has_plain_weights(mixer.conv1d, nn.Conv1d)
+        and is_plain_convolution(mixer.conv1d)
         and mixer.conv1d.kernel_size[0] <= MAX_WIDTH
-        and all(has_plain_weights(projection, nn.Linear) for projection in projections)
+        and is_plain_product(mixer.x_proj)
+        and all(has_plain_weights(it, nn.Linear) for it in (mixer.dt_proj, mixer.out_proj))
     )
 
 
