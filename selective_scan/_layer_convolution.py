@@ -32,8 +32,9 @@ def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
     """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all
-    steps but the first `history`."""
-    padded = F.pad(seen, (0, 1))
+    steps but the first `history`. One that goes around in circles would see one step more."""
+    is_circular = getattr(conv1d, "padding_mode", "zeros") == "circular"
+    padded = seen if is_circular else F.pad(seen, (0, 1))
     return F.silu(conv1d(padded)[..., history : seen.shape[-1]])
 
 

@@ -10,6 +10,9 @@ from . import _pytorch
 from ._sharding import are_distributed
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
+# What a convolution has beside its weights that says which steps it sums up.
+CONVOLUTION_OPTIONS = ("stride", "dilation", "groups", "padding", "padding_mode")
+
 # A function that looks at its arguments stays one node in a graph of torch.fx.
 fx.wrap("mamba_layer")
 
@@ -94,15 +97,21 @@ def is_plain_convolution(conv1d: nn.Module, *, can_be_called: bool = True) -> bo
     kind = type(conv1d)
     return (
         kind.forward is nn.Conv1d.forward
+        and kind._conv_forward is nn.Conv1d._conv_forward
         and is_of_neighbours(conv1d)
         and has_plain_weights(conv1d, kind, can_be_called=can_be_called)
     )
 
 
 def is_of_neighbours(conv1d: nn.Conv1d) -> bool:
-    """Whether it sums up neighbouring steps of each channel, as Mamba's convolution does."""
-    is_of_all_steps = (conv1d.stride, conv1d.dilation) == ((1,), (1,))
-    return is_of_all_steps and conv1d.groups == conv1d.in_channels
+    """Whether it sums up neighbouring steps of each channel, behind as many zeros as it looks back,
+    as Mamba's convolution does."""
+    return (
+        (conv1d.stride, conv1d.dilation) == ((1,), (1,))
+        and conv1d.groups == conv1d.in_channels
+        and conv1d.padding == (conv1d.kernel_size[0] - 1,)
+        and conv1d.padding_mode == "zeros"
+    )
 
 
 def is_plain_product(projection: nn.Module) -> bool:

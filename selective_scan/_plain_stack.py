@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import _pytorch
 from ._checks import MAX_WIDTH
 from ._ops import ops
-from ._plain_mixer import has_no_hooks, is_of_neighbours
+from ._plain_mixer import CONVOLUTION_OPTIONS, has_no_hooks, is_of_neighbours
 from ._prepared_step import PreparedStep
 from ._s6_step import MAX_STATES, S6_STEP
 from .cache import MixerCache
@@ -165,6 +165,8 @@ def step_in_one(
             called = [layer._modules[name] for layer in layers for name in _PARTS]
             called += [] if head is None else [head]
             read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, _OPTIONS)
+            convolutions = [layer._modules["conv1d"] for layer in layers]
+            read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
             if stack is not None:
                 called += [*norms, *stack.modules]
                 read = dict.fromkeys(stack.modules, ()) | read

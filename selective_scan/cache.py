@@ -161,8 +161,7 @@ class MixerCache(_Cache):
             Shaped like x.
         """
         if width > MAX_WIDTH or is_called:
-            if (dilation := getattr(conv1d, "dilation", (1,))) != (1,):
-                refuse("conv1d", "without dilation where there is a cache", dilation)
+            _refuse_other_steps(conv1d, width)
             new = x.unsqueeze(-1) if x.dim() == 2 else x
             steps = new.shape[-1]
             seen = torch.cat([self.conv_state.to(x.dtype), new], -1)
@@ -249,6 +248,20 @@ class S6Cache(_Cache):
 
 
 # --- what a call with a cache must be -------------------------------------------------------------
+
+
+def _refuse_other_steps(conv1d: nn.Module, width: int) -> None:
+    """ValueError where a convolution says that it looks at other steps than the last `width`."""
+    if (dilation := getattr(conv1d, "dilation", (1,))) != (1,):
+        refuse("conv1d", "without dilation where there is a cache", dilation)
+    kernel_size = getattr(conv1d, "kernel_size", (width,))
+    if kernel_size[0] > width:
+        wanted = f"of kernel_size at most d_conv = {width} where there is a cache"
+        refuse("conv1d", wanted, kernel_size)
+    zeros = (kernel_size[0] - 1,)
+    padding = getattr(conv1d, "padding", zeros), getattr(conv1d, "padding_mode", "zeros")
+    if padding != (zeros, "zeros"):
+        refuse("conv1d", f"padded by {zeros[0]} zeros where there is a cache", padding)
 
 
 @fx.wrap

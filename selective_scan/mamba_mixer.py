@@ -359,8 +359,9 @@ class MambaMixer(MarkedModule):
         if cache is None:
             x = self._convolve(x, cu_seqlens)
         else:
-            is_called = not self._has_plain_convolution()
-            x = cache.convolve(x, self.conv1d, self.d_conv, is_called=is_called)
+            conv1d, width = self.conv1d, self.d_conv
+            is_plain = self._has_plain_convolution() and conv1d.kernel_size == (width,)
+            x = cache.convolve(x, conv1d, width, is_called=not is_plain)
         if are_mamba3s:
             y = scan_as_mamba3(self, x, z, cu_seqlens, cache)
         elif cache is None:
@@ -395,8 +396,8 @@ class MambaMixer(MarkedModule):
     def _has_plain_parts(self, suffix: str = "") -> bool:
         parts = self._modules
         return (
-            self.d_conv <= MAX_WIDTH
-            and self._has_plain_convolution(suffix=suffix)
+            self._has_plain_convolution(suffix=suffix)
+            and parts[f"conv1d{suffix}"].kernel_size[0] <= MAX_WIDTH
             and is_plain_product(parts[f"x_proj{suffix}"])
             and is_plain_projection(parts[f"dt_proj{suffix}"])
         )

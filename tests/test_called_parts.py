@@ -155,15 +155,11 @@ def test_a_bias_of_x_proj_counts(kind, device):
     check(layer, x)
 
 
-def convolution(layer: MambaMixer, dilation: int = 1, groups: int | None = None) -> nn.Conv1d:
-    """One behind as many zeros as it looks back."""
-    channels, width = layer.d_inner, layer.d_conv
-    options = {
-        "padding": (width - 1) * dilation,
-        "dilation": dilation,
-        "groups": groups or channels,
-    }
-    return nn.Conv1d(channels, channels, width, **options, device=layer.D.device)
+def convolution(layer: MambaMixer, kernel_size: int | None = None, **options: object) -> nn.Conv1d:
+    """One behind as many zeros as it looks back, unless the options say otherwise."""
+    channels, width = layer.d_inner, kernel_size or layer.d_conv
+    given = {"padding": (width - 1) * options.get("dilation", 1), "groups": channels} | options
+    return nn.Conv1d(channels, channels, width, **given, device=layer.D.device)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -186,6 +182,53 @@ def test_a_convolution_with_dilation_is_called(kind, device):
         cache = layer.allocate_cache(BATCH)
         with torch.no_grad(), pytest.raises(ValueError, match="conv1d must be without dilation"):
             layer(x[:, :1], cache=cache)
+
+
+class Doubling(nn.Conv1d):
+    """Has the forward method of its base."""
+
+    def _conv_forward(self, *arguments: object) -> torch.Tensor:
+        return 2 * super()._conv_forward(*arguments)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_convolution_of_its_own_class_is_called(kind, device):
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d.__class__ = Doubling
+    check(layer, x)
+
+
+PADDINGS = [{"padding": "same"}, {"padding_mode": "circular"}, {"padding_mode": "reflect"}]
+
+
+@pytest.mark.parametrize("options", PADDINGS, ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_a_convolution_behind_other_steps_is_called(kind, options, device):
+    """Which a cache does not have."""
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d = convolution(layer, **options)
+    assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
+    if not layer.bidirectional:
+        with pytest.raises(ValueError, match=r"conv1d must be padded by . zeros where there is a"):
+            results(layer, x)
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+@pytest.mark.parametrize("kernel_size", [2, 6, 12])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_convolution_of_another_width(kind, kernel_size, is_hooked, device):
+    """A cache has what one as wide as d_conv looks back at."""
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d = convolution(layer, kernel_size=kernel_size)
+    if is_hooked:
+        hooked(layer.conv1d)
+    assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
+    if kernel_size <= layer.d_conv:
+        check(layer, x)
+    elif not layer.bidirectional:
+        with pytest.raises(ValueError, match="conv1d must be of kernel_size at most d_conv = "):
+            results(layer, x)
 
 
 # --- adapters -------------------------------------------------------------------------------------

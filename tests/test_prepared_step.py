@@ -114,6 +114,17 @@ def test_it_sees_what_has_changed(change, device):
         assert torch.equal(model(x, cache=cache), expected)
 
 
+OF_CONVOLUTIONS = {"dilation": (2,), "padding": "same", "padding_mode": "circular"}
+
+
+@pytest.mark.parametrize("option", OF_CONVOLUTIONS)
+def test_it_sees_what_has_changed_of_a_convolution(option, device):
+    model, cache, x = warm(device)
+    setattr(model.layers[1].conv1d, option, OF_CONVOLUTIONS[option])
+    with pytest.raises(ValueError, match=r"conv1d must be .* where there is a cache"):
+        model(x, cache=cache)
+
+
 def test_copied_weights_are_copied_anew():
     """Kernels read weights whose rows are no vectors' from a copy."""
     model = model_of()
