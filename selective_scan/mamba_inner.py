@@ -334,6 +334,7 @@ def mamba_rows(
     C_proj_bias: Tensor | None = None,
     delta_softplus: bool = True,
     reverse: bool = False,
+    discretization_method: Method = "zoh",
 ) -> Tensor:
     """What mamba_inner_fn's out_proj takes, (batch, seqlen, dim): layers of several sets of weights
     do that once for each set, and the projections once.
@@ -346,6 +347,7 @@ def mamba_rows(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
         *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
         reverse=reverse,
+        discretization_method=discretization_method,
     )
     return _run(layer, "auto")
 

@@ -303,6 +303,17 @@ def test_prefill_and_steps_give_what_one_call_gives(compat_modules, prompt, dtyp
     torch.testing.assert_close(out, expected, rtol=rounding, atol=rounding)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("dt_soft_plus", False), ("discretization_method", "foh")]
+)
+def test_prefill_and_steps_have_the_options_of_one_call(compat_modules, option, value):
+    mamba, x = make_mamba(dtype=torch.float64), torch.randn(2, 12, 12, dtype=torch.float64)
+    with torch.no_grad():
+        mamba.dt_proj.bias.uniform_(1, 2)
+        setattr(mamba, option, value)
+        torch.testing.assert_close(by_steps(mamba, x, 9)[0], mamba(x), rtol=1e-10, atol=1e-10)
+
+
 def test_prefill_and_steps_call_what_has_hooks_or_was_replaced(compat_modules):
     mamba, x = make_mamba(dtype=torch.float64), torch.randn(2, 12, 12, dtype=torch.float64)
     with torch.no_grad():

@@ -51,6 +51,35 @@ def assert_like_plain(layer, hidden, bimamba_type=None, run=None, dtype=None):
 # --- layers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("dt_soft_plus", False), ("discretization_method", "foh")]
+)
+@pytest.mark.parametrize("use_fast_path", [True, False])
+@torch.no_grad()
+def test_every_direction_has_the_layers_options(use_fast_path, option, value):
+    """Each is a layer with the option; out_proj is linear."""
+    layer = make("v2", use_fast_path=use_fast_path)
+    hidden, expected = torch.randn(2, 9, 12), 0
+    layers = [make("none", use_fast_path=use_fast_path) for _ in range(2)]
+    weights = layer.state_dict()
+    for one, suffix in zip(layers, ("", "_b"), strict=True):
+        setattr(one, option, value)
+        one.dt_proj.bias.fill_(2)
+        layer.get_submodule(f"dt_proj{suffix}").bias.fill_(2)
+        for name, parameter in one.named_parameters():
+            first, dot, last = name.partition(".")
+            first = first.replace("_log", "") + suffix + "_log" * first.endswith("_log")
+            own = weights.get(first + dot + last)
+            parameter.copy_(weights[name] if own is None else own)
+        turned = hidden.flip(1) if suffix else hidden
+        out = one(turned)
+        expected = expected + (out.flip(1) if suffix else out)
+    before = layer(hidden)
+    setattr(layer, option, value)
+    assert not torch.allclose(before, expected, rtol=1e-3)
+    torch.testing.assert_close(layer(hidden), expected)
+
+
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("use_fast_path", [True, False])
 @pytest.mark.parametrize("bimamba_type", TYPES)

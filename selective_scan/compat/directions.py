@@ -312,12 +312,13 @@ class DirectedMixer(MambaMixer):
                 D=D,
                 delta_bias=parameter(dt_proj, "bias"),
                 reverse=is_turned,
+                **self._scan_options(),
             )
             return y if is_turned else direction.back(y, self.nslices)
         x, z = direction.there(xz, self.nslices).transpose(1, 2).chunk(2, dim=1)
         x = self._convolve(x, None, suffix)
         delta, B, C, delta_bias = self._project(x, suffix)
-        options = {"delta_bias": delta_bias, "delta_softplus": True}
+        options = {"delta_bias": delta_bias, **self._scan_options()}
         y = self._scan_steps(x, delta, A, B, C, D, z, **options)
         if A_b is not None:
             y = y + self._scan_steps(x, delta, A_b, B, C, D, z, **options, reverse=True)

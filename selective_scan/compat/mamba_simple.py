@@ -174,8 +174,8 @@ class Mamba(DirectedMixer):
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
         delta, B, C, delta_bias = self._project(x)
-        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias, True)
-        y, last_state = selective_scan_fn(*scanned, return_last_state=True)
+        scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias)
+        y, last_state = selective_scan_fn(*scanned, return_last_state=True, **self._scan_options())
         ssm_state.copy_(last_state.detach())
         return self._scale(self.out_proj(y.transpose(1, 2)))
 
