@@ -66,6 +66,15 @@ def has_no_hooks(module: nn.Module) -> bool:
     )
 
 
+def can_be_called_in_vain(embedding: nn.Module) -> bool:
+    """Whether nobody sees a call of it whose result is not used."""
+    return (
+        type(embedding).forward is nn.Embedding.forward
+        and has_no_hooks(embedding)
+        and not _pytorch.may_have_process_wide_hooks()
+    )
+
+
 def has_plain_weights(
     module: nn.Module, *kinds: type[nn.Module], can_be_called: bool = True
 ) -> bool:

@@ -101,6 +101,7 @@ def step_in_one(
             eps is None
             or {getattr(norm, stack.eps_name) for norm in norms} != {eps}
             or shapes != {hidden.shape[2:]}
+            or any(norm._parameters.get("bias") is not None for norm in norms)
             or not all(map(has_no_hooks, stack.modules))
             or not all(map(has_no_hooks, norms))
         ):
@@ -114,6 +115,7 @@ def step_in_one(
         and has_no_hooks(head)
         and head._parameters.get("bias", head) is None
         and type(head._parameters.get("weight")) in OPAQUE_TYPES
+        and not (torch.is_grad_enabled() and head._parameters["weight"].requires_grad)
     )
     if is_plain_head:
         outer.append(head._parameters.get("weight"))

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from language_models import (
     DIM,
@@ -22,6 +23,7 @@ from language_models import (
     reference_logits,
 )
 from layers import error
+from opchecks import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
 
@@ -272,3 +274,83 @@ def test_fields_of_the_configuration():
     assert fields["d_intermediate"] == 0
     assert PADDED % MambaConfig().pad_vocab_size_multiple == 0
     assert set(PARTS) == set(make_model().backbone.layers[0].state_dict())
+
+
+# --- changed models -------------------------------------------------------------------------------
+
+
+def step_by_step(model: nn.Module, tokens: torch.Tensor, prompt: int = 4) -> torch.Tensor:
+    """Logits of a prompt and of each token behind it."""
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    logits = [model(tokens[:, :prompt], inference_params=params).logits]
+    for params.seqlen_offset in range(prompt, tokens.shape[1]):
+        token = tokens[:, params.seqlen_offset : params.seqlen_offset + 1]
+        logits.append(model(token, inference_params=params).logits)
+    return torch.cat(logits, 1)
+
+
+class Wrapper(nn.Module):
+    """As packages put one around a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
+        return 2 * self.module(*inputs, **options)
+
+
+def give_norms_a_bias(model: nn.Module) -> None:
+    for norm in (model.backbone.norm_f, model.backbone.layers[1].norm):
+        norm.bias = nn.Parameter(torch.randn(DIM))
+
+
+def wrap_backbone(model: nn.Module) -> None:
+    model.backbone = Wrapper(model.backbone)
+
+
+def derive_backbone(model: nn.Module) -> None:
+    kind = type(model.backbone)
+
+    class Derived(kind):
+        def forward(self, *inputs: object) -> torch.Tensor:
+            return 2 * super().forward(*inputs)
+
+    model.backbone.__class__ = Derived
+
+
+@pytest.mark.parametrize("change", [give_norms_a_bias, wrap_backbone, derive_backbone])
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_single_tokens_see_what_was_changed(change, fused):
+    model, tokens = make_model(fused_add_norm=fused), torch.randint(VOCAB, (2, 7))
+    plain = model(tokens).logits
+    change(model)
+    logits = model(tokens).logits
+    assert error(logits, plain) > 0.1
+    assert error(step_by_step(model, tokens), logits) < 1e-5
+
+
+def test_a_head_learns_from_single_tokens():
+    """Of a model that does not."""
+    model, tokens = make_model(tie_embeddings=False), torch.randint(VOCAB, (2, 7))
+    model.backbone.requires_grad_(False)
+    gradients = [
+        torch.autograd.grad(logits.square().mean(), model.lm_head.weight)[0]
+        for logits in (step_by_step(model, tokens), model(tokens).logits)
+    ]
+    assert error(*gradients) < 1e-5
+    with torch.no_grad(), Ops() as ops:
+        step_by_step(model, tokens)
+    assert ops.names[-1] == "s6_step"
+
+
+@torch.no_grad()
+def test_hooks_for_all_modules_see_an_embedding_once():
+    model, seen = make_model(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part))
+    try:
+        step_by_step(model, torch.randint(VOCAB, (2, 7)))
+    finally:
+        handle.remove()
+    assert seen.count(model.backbone.embedding) == 4  # a prompt and three tokens

@@ -141,6 +141,18 @@ def test_a_head_with_a_bias_is_called():
     assert torch.equal(model(x, cache=cache, head=head), head(model(x, cache=other)))
 
 
+def test_a_head_may_learn_where_the_model_does_not():
+    model, head = model_of(), nn.Linear(DIM, 40, bias=False)
+    cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
+    with torch.enable_grad():
+        for x in (steps_of(model, BATCH, 1) for _ in range(3)):
+            out = model(x, cache=cache, head=head)
+            expected = head(model(x, cache=other))
+            assert torch.equal(out, expected)
+            gradients = [torch.autograd.grad(it.sum(), head.weight)[0] for it in (out, expected)]
+            assert torch.equal(*gradients)
+
+
 def test_it_sees_new_weights():
     model = model_of()
     check(model, BATCH, [1], in_one=True)

@@ -297,6 +297,17 @@ def test_a_token_is_one_operator(device):
     assert ops_of_tokens(model, tokens)[0] == []
 
 
+def test_a_hook_sees_the_embeddings_of_a_token_once(device):
+    """Also where the layers are called."""
+    model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
+    model.backbone.layers[1].mixer.out_proj.register_forward_hook(lambda *_: None)
+    seen = []
+    model.backbone.embeddings.register_forward_hook(lambda *_: seen.append(1))
+    with integration.enable():
+        ops_of_tokens(model, tokens)
+    assert len(seen) == 3  # a prompt and two tokens
+
+
 def test_a_model_that_trains_hands_back_no_cache_unasked(device):
     model, tokens = make("mamba", device).backbone.train(), draw(device, seqlen=9)["input_ids"]
     with torch.no_grad(), integration.enable():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._module_arguments import check_choice, check_count, refuse
-from .._plain_mixer import has_no_hooks
+from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
 from .._s6_step import S6_STEP
 from .._wider_states import steps_in_one
@@ -257,7 +257,7 @@ class MixerModel(nn.Module):
             params.seqlen_offset == 0
             or input_ids.shape[1] != 1
             or not S6_STEP.has_kernels_for(input_ids.device.type)
-            or not has_no_hooks(self.embedding)
+            or not can_be_called_in_vain(self.embedding)
             or needs_gradient(self, input_ids)
         ):
             return None
@@ -385,11 +385,17 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         Returns:
             A named tuple of the logits.
         """
-        if inference_params is not None and not mixer_kwargs and has_no_hooks(self.backbone):
-            logits = self.backbone._step_in_one(input_ids, inference_params, self.lm_head)
+        backbone = self.backbone
+        if (
+            inference_params is not None
+            and not mixer_kwargs
+            and type(backbone).forward is MixerModel.forward
+            and has_no_hooks(backbone)
+        ):
+            logits = backbone._step_in_one(input_ids, inference_params, self.lm_head)
             if logits is not None:
                 return CausalLMOutput(logits)
-        hidden = self.backbone(input_ids, inference_params, **mixer_kwargs)
+        hidden = backbone(input_ids, inference_params, **mixer_kwargs)
         last = hidden[:, -num_last_tokens:] if num_last_tokens > 0 else hidden
         return CausalLMOutput(self.lm_head(last))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._discretization import at_least_single
-from .._plain_mixer import has_no_hooks
+from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
 from .._wider_states import States, steps_in_one
 from ..cache import needs_gradient
@@ -73,6 +73,7 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
         or input_ids.dim() != 2
         or input_ids.shape[1] != 1
         or torch.compiler.is_compiling()
+        or not can_be_called_in_vain(model.embeddings)
         or needs_gradient(model, input_ids)
     ):
         return None
