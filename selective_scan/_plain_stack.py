@@ -150,14 +150,14 @@ def step_in_one(
             return None
         workspace = _workspace_of(caches[0], hidden, sizes)
     call = (hidden, scales or None, *columns, final, logits, None, workspace, eps, softplus, method)
-    if torch.compiler.is_compiling() and not _are_alike(columns, hidden):
+    if torch.compiler.is_compiling() and not _are_alike(columns, scales, hidden):
         return None
     try:
         out = S6_STEP(*call)
     except RuntimeError:
         # It refuses a call before it changes anything. To look for what it does not take costs more
         # than the rest of this function.
-        if torch.compiler.is_compiling() or _are_alike(columns, hidden):
+        if torch.compiler.is_compiling() or _are_alike(columns, scales, hidden):
             raise
         return None
     if can_be_kept and (head is None or is_plain_head):
@@ -245,16 +245,17 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
     return cache._workspace
 
 
-def _are_alike(columns: list[list[Tensor] | None], hidden: Tensor) -> bool:
-    """Whether all layers have the dtypes and strides of the first, and give as many channels as
-    hidden has, and all caches are for hidden: if not, the modules take the call, or refuse it in
-    their words."""
+def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden: Tensor) -> bool:
+    """Whether all layers, and the scales of their norms, have the dtypes and strides of the first,
+    and give as many channels as hidden has, and all caches are for hidden: if not, the modules take
+    the call, or refuse it in their words."""
     conv_states, states = columns[-2:]
     d_inner, dstate = columns[_A_LOG][0].shape
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
     return (
         {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
         and {weight.shape[0] for weight in columns[_OUT_PROJ]} == {hidden.shape[2]}
+        and len({scale.dtype for scale in scales}) <= 1
         and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
         and {state.shape for state in states} == {(batch, d_inner, dstate)}
         and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}

@@ -219,6 +219,9 @@ CHANGES = {
     "a forward of its own": Change(move, True),
     "a compiled layer": Change(compile_to_double("layers.1"), True, 1),
     "another dtype": Change(set_data("layers.1.A_log", torch.Tensor.bfloat16), True),
+    "another dtype of a norm": Change(
+        set_data("layers.1.norm.weight", lambda weight: weight.double() / 3), True, 0
+    ),
     "a bias": Change(add_bias, True),
     "a bias that is no parameter": Change(make_bias_a_buffer, True),
     "hook of a layer": Change(hook_of("layers.1"), True, 2),
