@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict
+from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -268,6 +269,12 @@ def test_a_checkpoint_of_one_layout_is_one_of_all(ranks, first, tmp_path):
 # --- what is refused ------------------------------------------------------------------------------
 
 
+def with_norm(norm: nn.Module) -> S6:
+    model = S6(D_MODEL)
+    model.norm_f = norm
+    return model
+
+
 def refused_models(group, device: str) -> list[str]:
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     split = distributed.parallelize
@@ -288,6 +295,8 @@ def refused_models(group, device: str) -> list[str]:
         lambda: parallel(torch.randn(1, 4, D_MODEL), cache=parallel.allocate_cache(1)),
         lambda: split(make_model({"change": "replace"}), mesh, tensor_dim=0),
         lambda: split(make_model({"change": "hook"}), mesh, sequence_dim=0)(data),
+        lambda: split(with_norm(nn.LayerNorm(D_MODEL)), mesh, tensor_dim=0),
+        lambda: split(with_norm(nn.Identity()), mesh, tensor_dim=0)(data.float()),  # passes
     ]
     data = torch.randn(1, 4, D_MODEL, dtype=torch.float64)
     with torch.no_grad():
@@ -311,5 +320,6 @@ def test_models_are_refused(ranks):
         "ValueError: .*cache must be None where a model is split over ranks",
         "ValueError: .*model must be one without adapters where channels are split, got 'dt_proj",
         "ValueError: .*conv1d must be a plain layer without hooks where sequences are split, got",
+        "ValueError: .*norm_f is an nn.RMSNorm where channels are split, got 'LayerNorm'",
     ]
     assert_match(messages, patterns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+from torch import nn
 
 from .._checks import MAX_WIDTH
 from .._module_arguments import refuse
@@ -51,9 +52,10 @@ def parallelize(
             it is one of GPUs and its groups are gloo's; the model is parallel already, or is one
             with states that rotate or with the trapezoid, or its d_inner is no multiple of the
             ranks of `tensor_dim`, or channels are split and an adapter stands in the place of a
-            part; or sequences are split and its convolution is wider than 8. Where sequences are
-            split and the convolution has a hook or is no plain layer, a call of the model raises
-            it; hooks for all modules do not reach it there.
+            part, or another norm with weights in that of norm_f; or sequences are split and its
+            convolution is wider than 8. Where sequences are split and the convolution has a hook or
+            is no plain layer, a call of the model raises it; hooks for all modules do not reach it
+            there.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -93,11 +95,15 @@ def parallelize(
             refuse("model", f"one with d_inner a multiple of {channels.size()}", layer.d_inner)
         if channels is not None and (part := _layers.replaced_part(layer)) is not None:
             refuse("model", "one without adapters where channels are split", part)
+    kind, has_weights = type(model.norm_f), len([*model.norm_f.parameters()]) > 0
+    if channels is not None and has_weights and kind is not nn.RMSNorm:
+        wanted = "one whose norm_f is an nn.RMSNorm where channels are split"
+        refuse("model", wanted, kind.__name__)
     for layer in model.layers:
         own = layer if channels is None else _layers.split_channels(layer, channels)
         if sequences is not None:
             _layers.split_steps(own, sequences.get_group())
-    if channels is not None:
+    if channels is not None and has_weights:
         _layers.replicate_norm(model.norm_f, channels)
     return model
 
