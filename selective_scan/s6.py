@@ -123,7 +123,8 @@ class S6(nn.Module):
         """Draws all parameters anew."""
         for layer in self.layers:
             layer.reset_parameters()
-        self.norm_f.reset_parameters()
+        if hasattr(self.norm_f, "reset_parameters"):  # which what has no parameters lacks
+            self.norm_f.reset_parameters()
 
     def allocate_cache(
         self,

@@ -162,6 +162,14 @@ def test_meta_tensors_have_the_results_shapes(options):
         assert leaf.grad.shape == leaf.shape
 
 
+def test_parameters_are_drawn_anew_where_the_last_norm_has_none():
+    model = S6(8)
+    model.norm_f = torch.nn.Identity()
+    model.layers[0].D.data.fill_(math.nan)
+    model.reset_parameters()
+    assert torch.equal(model.layers[0].D, torch.ones(16))
+
+
 @pytest.mark.parametrize("by", ["the model", "its layers", "every module"])
 def test_materialising_from_meta(by):
     model = S6(8, depth=2, device="meta")
