@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ._module_arguments import refuse
+from ._plain_mixer import is_of_neighbours
 
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
@@ -25,6 +26,13 @@ LAYER_NAMES = frozenset(
     )
 )
 # What a language model has beside its layers.
+# What a mixer of ours must be for Mamba to compute the same.
+_OPTIONS = {
+    "discretization_method": "zoh",
+    "rotary": False,
+    "bidirectional": False,
+    "dt_soft_plus": True,
+}
 _NOT_OF_LAYERS = ("embedding.weight", "embeddings.weight", "lm_head.weight")
 
 
@@ -53,6 +61,11 @@ def _check_module(module: nn.Module) -> None:
         eps = getattr(part, "variance_epsilon", getattr(part, "eps", None))
         if eps not in (None, NORM_EPS):
             _fail(f"have norms of eps = {NORM_EPS}, got {eps} in {name!r}")
+        if isinstance(part, nn.Conv1d) and not is_of_neighbours(part):
+            _fail(f"have convolutions as Mamba's, got {part} in {name!r}")
+        for option in _OPTIONS if hasattr(part, "dt_soft_plus") else ():
+            if (given := getattr(part, option)) != _OPTIONS[option]:
+                _fail(f"have {option} {_OPTIONS[option]!r}, got {given!r} in {name!r}")
 
 
 def name_elsewhere(name: str) -> str:
@@ -123,15 +136,12 @@ def assign_weights(
 
 def check_is_mamba(mixer: MambaMixer) -> None:
     """ValueError unless Mamba computes the same from such parameters."""
-    wanted = {
-        "discretization_method": "zoh",
-        "rotary": False,
-        "bidirectional": False,
-        "dt_soft_plus": True,
-    }
-    for name, value in wanted.items():
+    for name, value in _OPTIONS.items():
         if getattr(mixer, name) != value:
             refuse(name, f"{value!r} for Mamba", getattr(mixer, name))
+    conv1d = mixer.conv1d
+    if isinstance(conv1d, nn.Conv1d) and not is_of_neighbours(conv1d):
+        refuse("conv1d", "as Mamba's for Mamba", str(conv1d))
     names = mixer.state_dict().keys()
     if others := sorted(names - LAYER_NAMES):
         refuse("parameters", "those of Mamba alone", others[0])

@@ -188,6 +188,31 @@ def test_a_model_that_mamba_does_not_compute_has_no_weights_for_it(kind, options
         kind(DIM, **options).to_mamba()
 
 
+@pytest.mark.parametrize("kind", [S6, MambaMixer])
+def test_a_convolution_that_mamba_does_not_have(kind):
+    model = kind(DIM)
+    mixer = model.layers[0] if kind is S6 else model
+    mixer.conv1d.dilation = (2,)
+    with pytest.raises(ValueError, match=r"conv1d must be as Mamba's for Mamba, got 'Conv1d"):
+        model.to_mamba()
+
+
+@pytest.mark.parametrize(
+    ("owner", "option", "value", "message"),
+    [
+        ("", "bidirectional", True, "bidirectional False, got True in ''"),
+        ("", "dt_soft_plus", False, "dt_soft_plus True, got False in ''"),
+        ("", "discretization_method", "foh", "discretization_method 'zoh', got 'foh' in ''"),
+        ("conv1d", "padding", "same", r"convolutions as Mamba's, got Conv1d\(.*in 'conv1d'"),
+    ],
+)
+def test_what_weights_do_not_tell_is_refused(owner, option, value, message):
+    mixer = MambaMixer(DIM)
+    setattr(mixer.get_submodule(owner), option, value)
+    with pytest.raises(ValueError, match=f"^selective_scan: source must have {message}$"):
+        MambaMixer.from_mamba(mixer)
+
+
 # --- transformers' own ----------------------------------------------------------------------------
 
 
