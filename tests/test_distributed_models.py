@@ -36,7 +36,7 @@ def replace(layer: torch.nn.Module) -> None:
 
 
 def hook(layer: torch.nn.Module) -> None:
-    for part in (layer.conv1d, layer.x_proj, layer.dt_proj, layer.out_proj):
+    for part in (layer, layer.conv1d, layer.x_proj, layer.dt_proj, layer.out_proj):
         hooked(part)
 
 
@@ -182,6 +182,20 @@ def test_channels_with_a_wide_convolution(ranks):
 
 def test_channels_with_hooks(ranks):
     check_channels(ranks, {"change": "hook", "bias": True}, 1)
+
+
+def run_channels_with_later_hooks(group, data, device: str) -> dict:
+    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("tensor",))
+    model = distributed.parallelize(make_model({}).to(device), mesh, tensor_dim="tensor")
+    for layer in model.layers:
+        hook(layer)
+    return run_model(model, *(tensor.to(device) for tensor in data))
+
+
+def test_channels_with_later_hooks(ranks):
+    data = draw(2, 21)
+    parts = ranks(run_channels_with_later_hooks, data, ranks.device, ranks=2)
+    check(run_model(make_model({"change": "hook"}), *data), parts[:1])
 
 
 def test_channels_and_sequences_within_fsdp(ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,6 +45,10 @@ _CHANNELS = {
 }
 
 
+# What nn.Module keeps of the hooks of its calls.
+_HOOKS = [name for name in vars(nn.Module()) if re.match("_(forward|backward)_|_is_full_", name)]
+
+
 def replaced_part(layer: S6Layer) -> str | None:
     """What stands in the place of a projection or of a parameter, by its name, if anything does."""
     names = [name for name in _PROJECTIONS if type(layer.get_submodule(name)) is not nn.Linear]
@@ -67,10 +72,21 @@ def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
         projection = own.get_submodule(name)
         projection.__class__ = kind
         projection.mesh = mesh
+    _share_hooks(layer, own)
     layer.__class__ = _OwnChannels
     layer.own = [own]  # whose parameters are none of the layer's
     _distribute_parameters(layer, mesh, _CHANNELS)
     return own
+
+
+def _share_hooks(layer: S6Layer, own: S6Layer) -> None:
+    """Has hooks of a layer's parts, also later ones, run where `own` calls its parts, and those of
+    the layer, which is called itself, nowhere else."""
+    vars(own).update({name: vars(nn.Module())[name] for name in _HOOKS})
+    for part, twin in zip(layer.children(), own.children(), strict=True):
+        vars(twin).update({name: vars(part)[name] for name in _HOOKS})
+        if twin._is_full_backward_hook is None:  # the kind of those to come
+            twin._is_full_backward_hook = True
 
 
 def replicate_norm(norm: nn.RMSNorm, mesh: DeviceMesh) -> None:
