@@ -30,6 +30,7 @@ class _WiderStates(NotCopied):
         self.caches = [MixerCache(conv_state[..., 1:], state) for conv_state, state in states]
         self.oldest = [conv_state[..., 0] for conv_state, _ in states]
         self.next_oldest = [conv_state[..., 1] for conv_state, _ in states]
+        self.are_of_one_size = len({oldest.shape for oldest in self.oldest}) == 1
 
     @classmethod
     def of(cls, states: States, owner: object | None) -> _WiderStates:
@@ -63,6 +64,8 @@ def steps_in_one(
     if not serves(hidden):  # is asked first, so that others make no views
         return None
     views = _WiderStates.of(states, owner)
+    if not views.are_of_one_size:  # the operator takes no such layers
+        return None
     next_oldest = torch.stack(views.next_oldest)
     out = step_in_one(mixers, hidden, views.caches, stack, head)
     if out is not None:

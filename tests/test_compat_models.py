@@ -319,7 +319,16 @@ def derive_backbone(model: nn.Module) -> None:
     model.backbone.__class__ = Derived
 
 
-@pytest.mark.parametrize("change", [give_norms_a_bias, wrap_backbone, derive_backbone])
+def narrow_a_mixer(model: nn.Module) -> None:
+    """As structured pruning does."""
+    block = model.backbone.layers[1]
+    block.mixer = type(block.mixer)(DIM, d_state=2, expand=1, layer_idx=1)
+
+
+CHANGES = [give_norms_a_bias, wrap_backbone, derive_backbone, narrow_a_mixer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("fused", [False, True])
 @torch.no_grad()
 def test_single_tokens_see_what_was_changed(change, fused):
