@@ -278,7 +278,8 @@ class MambaMixer(MarkedModule):
         refuse_bidirectional(self.bidirectional)
         check_count("batch_size", batch_size, minimum=0)
         check_dtype(dtype)
-        weight = self.conv1d.weight
+        # What stands in conv1d's place may have no weight.
+        weight = getattr(self.conv1d, "weight", self.A_log)
         device = weight.device if device is None else device
         conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
         channels, history = self.d_inner, self.d_conv - 1

@@ -184,6 +184,13 @@ def test_a_convolution_with_dilation_is_called(kind, device):
             layer(x[:, :1], cache=cache)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_convolution_in_a_container_is_called(kind, device):
+    layer, x = make(kind, device), sequence(device)
+    layer.conv1d = nn.Sequential(hooked(layer.conv1d), nn.Dropout(0))
+    check(layer, x)
+
+
 class Doubling(nn.Conv1d):
     """Has the forward method of its base."""
 

@@ -229,8 +229,8 @@ class Mamba(DirectedMixer):
             ValueError: the layer has several directions.
         """
         self._refuse_states()
-        # What stands in dt_proj's place may have no weight, or one of integers.
-        weight = self.conv1d.weight
+        # What stands in a part's place may have no weight, or one of integers.
+        weight = getattr(self.conv1d, "weight", self.A_log)
         where = {"dtype": dtype or weight.dtype, "device": weight.device}
         sizes = (self.d_conv, self.d_state)
         conv_state, ssm_state = (
