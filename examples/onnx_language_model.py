@@ -99,6 +99,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--output", type=Path, help="a folder for the two programs")
     options = parser.parse_args()
+    for name in ("d_model", "layers", "vocabulary", "length", "new_tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
 
     torch.manual_seed(0)
     if options.model is not None:
@@ -107,7 +110,8 @@ def main() -> None:
         sizes = (options.d_model, 0, options.layers, options.vocabulary)
         model = MambaLMHeadModel(MambaConfig(*sizes, tie_embeddings=False))
     model.eval()
-    tokens = torch.randint(model.config.vocab_size, (2, options.length))
+    # PyTorch takes a size of 1 in an example for one that never differs.
+    tokens = torch.randint(model.config.vocab_size, (2, max(2, options.length)))
     folder = options.output or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -127,7 +131,7 @@ def main() -> None:
             opset=options.opset,
         )
         programs = [session(folder / name) for name in ("prompt.onnx", "step.onnx")]
-        one = tokens[:1]  # another batch than the example's
+        one = tokens[:1, : options.length]  # another batch than the example's
         runs = {"PyTorch": (prompt, step), "onnxruntime": programs}
         made = {
             name: generate(*run, one, options.new_tokens)[0].tolist() for name, run in runs.items()

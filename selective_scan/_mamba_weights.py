@@ -25,7 +25,6 @@ LAYER_NAMES = frozenset(
         *("A_log", "D"),
     )
 )
-# What a language model has beside its layers.
 # What a mixer of ours must be for Mamba to compute the same.
 _OPTIONS = {
     "discretization_method": "zoh",
@@ -33,6 +32,7 @@ _OPTIONS = {
     "bidirectional": False,
     "dt_soft_plus": True,
 }
+# What a language model has beside its layers.
 _NOT_OF_LAYERS = ("embedding.weight", "embeddings.weight", "lm_head.weight")
 
 

@@ -41,7 +41,8 @@ class Case(Axes):
     delta_dtype: torch.dtype | None = None  # None: dtype
     z_dtype: torch.dtype | None = None  # None: dtype
     projection_dtype: torch.dtype | None = None  # of B and C; None: dtype
-    pole_dtype: torch.dtype | None = None  # of A and initial_state; None: float32 or float64
+    pole_dtype: torch.dtype | None = None  # of A; None: float32 or float64
+    initial_dtype: torch.dtype | None = None  # of initial_state; None: as pole_dtype
     channel_dtype: torch.dtype | None = None  # of D and delta_bias; None: as pole_dtype
     B: str = "grouped"
     C: str = "grouped"
@@ -69,7 +70,8 @@ class Case(Axes):
     @property
     def is_double(self) -> bool:
         rows = (self.dtype, self.delta_dtype, self.z_dtype, self.input_delta)
-        return torch.float64 in (*rows, self.projection_dtype, self.pole_dtype, self.channel_dtype)
+        others = (self.projection_dtype, self.pole_dtype, self.initial_dtype, self.channel_dtype)
+        return torch.float64 in (*rows, *others)
 
     @staticmethod
     def short(value: object) -> str:
@@ -162,7 +164,7 @@ def _make(case: Case) -> Problem:
     dtypes = {"u": case.dtype, "delta": case.delta_dtype or case.dtype}
     dtypes |= {"z": case.z_dtype or case.dtype, "input_delta": case.input_delta}
     dtypes |= dict.fromkeys(("B", "C"), case.projection_dtype or case.dtype)
-    dtypes |= dict.fromkeys(("A", "initial_state"), pole_dtype)
+    dtypes |= {"A": pole_dtype, "initial_state": case.initial_dtype or pole_dtype}
     dtypes |= dict.fromkeys(("D", "delta_bias"), case.channel_dtype or pole_dtype)
     tensors = {}
     for index, (name, value) in enumerate(values.items()):

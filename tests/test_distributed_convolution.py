@@ -99,6 +99,21 @@ def test_convolution_without_initial_states(ranks):
     )
 
 
+def reduced_gradient(group, values: dict, lengths, device: str) -> torch.Tensor:
+    x = values["x"].split(lengths, dim=-1)[dist.get_rank(group)].to(device)
+    weight = values["weight"].to(device, torch.float64, copy=True).requires_grad_()
+    out = distributed.causal_conv1d_fn(x, weight, group=group, reduce_gradients=True)
+    return torch.autograd.grad(out.sum(), weight)[0]
+
+
+def test_convolution_adds_gradients_of_doubles_as_such(ranks):
+    values = convolution(4, torch.float32)
+    x, weight = values["x"].double(), values["weight"].double().requires_grad_()
+    (expected,) = torch.autograd.grad(causal_conv1d_ref(x, weight).sum(), weight)
+    for actual in ranks(reduced_gradient, values, (45, 25), ranks.device, ranks=2):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_compiled_convolution(ranks):
     check_convolution(ranks, convolution(4, torch.float32), (45, 25), compiled=True)
 

@@ -1,5 +1,8 @@
 """Models over several ranks give what they give on one device."""
 
+import copy
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -126,6 +129,25 @@ def test_sequences(ranks, options):
 def test_sequences_within_others(ranks, around):
     depth = 1 if around == "compile" else 2  # that takes time
     check_sequences(ranks, {"bidirectional": True, "depth": depth}, (11, 9), around)
+
+
+def run_copies(group, data, lengths, device: str) -> list[torch.Tensor]:
+    """What a model's copies make of a rank's steps: one in memory, and one that was saved whole."""
+    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
+    model = distributed.parallelize(make_model({}).to(device), mesh, sequence_dim="sequence")
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    x = data[0].split(lengths, dim=1)[dist.get_rank(group)].to(device)
+    return [it(x).detach() for it in (copy.deepcopy(model), torch.load(file, weights_only=False))]
+
+
+def test_copies_of_a_model_of_sequences(ranks):
+    data, lengths = draw(2, 20), (11, 9)
+    parts = ranks(run_copies, data, lengths, ranks.device, ranks=2)
+    expected = make_model({})(data[0]).detach()
+    for outs in zip(*parts, strict=True):
+        torch.testing.assert_close(torch.cat(outs, dim=1), expected, rtol=1e-9, atol=1e-11)
 
 
 # --- channels -------------------------------------------------------------------------------------

@@ -136,9 +136,10 @@ def test_scan_of_other_arguments(ranks, case):
     check_scan(ranks, case, (33, 0, 37))
 
 
-def test_scan_in_double_precision_for_one_argument(ranks):
+@pytest.mark.parametrize("name", ["channel_dtype", "initial_dtype"])
+def test_scan_in_double_precision_for_one_argument(ranks, name):
     # All steps on one rank, since gradients of float32 tensors are rounded on each.
-    check_scan(ranks, Case(channel_dtype=torch.float64), (0, 70))
+    check_scan(ranks, Case().with_(**{name: torch.float64}), (0, 70))
 
 
 def test_scan_reduces_gradients_of_parameters(ranks):

@@ -100,9 +100,12 @@ def test_text_is_learned_and_written(tmp_path):
     assert "bits per byte" in result.stderr  # the progress bar
 
 
-@pytest.mark.parametrize("opset", ["27", pytest.param("18", marks=pytest.mark.slow)])
-def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
-    small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", "7"]
+@pytest.mark.parametrize(
+    ("opset", "length"),
+    [("27", "7"), ("18", "1"), pytest.param("18", "7", marks=pytest.mark.slow)],
+)
+def test_onnxruntime_generates_the_tokens_of_pytorch(opset, length, tmp_path):
+    small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", length]
     few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]
     result = run(*small, *few, script=EXAMPLES / "onnx_language_model.py")
     assert result.returncode == 0, result.stderr
@@ -112,6 +115,12 @@ def test_onnxruntime_generates_the_tokens_of_pytorch(opset, tmp_path):
     assert " ".join(verdict) == "the same tokens"
     assert all(float(number) > 0 for row in times for number in row[1:])
     assert {"prompt.onnx", "step.onnx"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_onnxruntime_generates_one_token_at_least():
+    result = run("--new-tokens", "0", script=EXAMPLES / "onnx_language_model.py")
+    assert result.returncode == 2
+    assert "--new-tokens must be at least 1" in result.stderr
 
 
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")

@@ -54,6 +54,12 @@ def test_layers_of_one_size(tmp_path):
     check(nn.Sequential(*layers, *mixers()), rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
 
 
+def test_double_precision(tmp_path):
+    model, x = s6(dtype=torch.float64), torch.randn(2, 9, D_MODEL, dtype=torch.float64)
+    program = Program(model.eval(), (x,), tmp_path / "model.onnx", opset=18)
+    assert_close(program(x), model(x).detach(), 1e-12)
+
+
 @pytest.mark.parametrize("opset", [27, _slow(18)])
 def test_both_directions_of_any_size(opset, tmp_path):
     """Which PyTorch takes several times as long to export."""

@@ -7,7 +7,7 @@ import re
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import DeviceMesh, ProcessGroup
+from torch.distributed import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -56,9 +56,11 @@ def replaced_part(layer: S6Layer) -> str | None:
     return names[0] if names else None
 
 
-def split_steps(layer: S6Layer, group: ProcessGroup) -> None:
+def split_steps(layer: S6Layer, mesh: DeviceMesh) -> None:
+    """The mesh has one dimension. A layer with a mesh can be copied and pickled, and one with a
+    group cannot."""
     layer.__class__ = _OwnSteps
-    layer.group = group
+    layer.mesh = mesh
 
 
 def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
@@ -133,7 +135,7 @@ class _OwnPart(S6Layer):
 class _OwnSteps(_OwnPart):
     """What it needs of others' steps it gets through collectives."""
 
-    group: ProcessGroup
+    mesh: DeviceMesh
 
     def _run_in_one(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
         in_proj = self.in_proj
@@ -141,7 +143,7 @@ class _OwnSteps(_OwnPart):
             return None
         return layer_in_one(
             MAMBA_INNER_OF_RANKS,
-            (name_of(self.group),),
+            (name_of(self.mesh),),
             checked_sequence("hidden", hidden, self.d_model),
             weights_of(self, in_proj),
             self._layer_options(None),
@@ -153,10 +155,10 @@ class _OwnSteps(_OwnPart):
             kind = type(self.conv1d).__name__
             refuse("conv1d", "a plain layer without hooks where sequences are split", kind)
         weight, bias = self.conv1d.weight.squeeze(1), self.conv1d.bias
-        return causal_conv1d_fn(x, weight, bias, activation="silu", group=self.group)
+        return causal_conv1d_fn(x, weight, bias, activation="silu", group=self.mesh)
 
     def _scan_steps(self, *arguments: Tensor, cu_seqlens: None = None, **options: object) -> Tensor:
-        return selective_scan_fn(*arguments, **options, group=self.group)
+        return selective_scan_fn(*arguments, **options, group=self.mesh)
 
 
 class _OwnChannels(S6Layer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import namedtuple
 from typing import Literal, overload
 
@@ -87,7 +88,9 @@ def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
     windows = exchange_window_gradients(dbefore, of_last, ranks)
     add_tail_gradient(dx, windows, counts, ranks)
     if call.reduce_gradients:
-        dweight, dbias = ranks.sum([dweight, dbias], at_least_single(call.x.dtype))
+        dtypes = [tensor.dtype for tensor in (call.x, dweight, dbias) if tensor is not None]
+        dtype = at_least_single(functools.reduce(torch.promote_types, dtypes))
+        dweight, dbias = ranks.sum([dweight, dbias], dtype)
     dinitial_states = None
     if call.initial_states is not None:
         dinitial_states = torch.zeros_like(call.initial_states)

@@ -102,7 +102,7 @@ def parallelize(
     for layer in model.layers:
         own = layer if channels is None else _layers.split_channels(layer, channels)
         if sequences is not None:
-            _layers.split_steps(own, sequences.get_group())
+            _layers.split_steps(own, sequences)
     if channels is not None and has_weights:
         _layers.replicate_norm(model.norm_f, channels)
     return model

@@ -60,7 +60,11 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
     # The last rank's map matters for the last state alone. But where others find theirs in the
     # midst of a pass, it would wait for them before its own, and not beside them.
     is_told = ranks.count > 1 or scan.return_last_state
-    out, _, states = scan_forward(scan.local(None), enter, is_told=is_told, is_saved=is_saved)
+    # What enters takes the place of these zeros, of which the op sees that arithmetic is double.
+    zeros = None
+    if scan.initial_state is not None and scan.initial_state.dtype.to_real() == torch.float64:
+        zeros = torch.zeros_like(scan.initial_state)
+    out, _, states = scan_forward(scan.local(zeros), enter, is_told=is_told, is_saved=is_saved)
     entering, last_state, factors = exchanged
     if not is_saved:
         return out, last_state, None, None, None
