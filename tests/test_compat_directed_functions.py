@@ -79,7 +79,8 @@ of_functions = pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__
 
 def arguments_of(function, tensors, **options):
     names = list(inspect.signature(function).parameters)
-    return [(tensors | {"delta_softplus": True} | options)[name] for name in names]
+    given = tensors | {"delta_softplus": True, "discretization_method": "foh"} | options
+    return [given[name] for name in names]
 
 
 def gradients(out, arguments, cotangent):
