@@ -20,8 +20,6 @@ CAPABILITIES = {
 }
 # The one that PyTorch found, by rank: a processor has those before its own too.
 FOUND = {"DEFAULT": "default", "AVX2": "avx2", "AVX512": "avx512"}
-
-
 BEST = FOUND.get(torch.backends.cpu.get_cpu_capability(), "default")
 
 

@@ -43,8 +43,6 @@ _CHANNELS = {
     "A_log": Shard(0),
     "D": Shard(0),
 }
-
-
 # What nn.Module keeps of the hooks of its calls.
 _HOOKS = [name for name in vars(nn.Module()) if re.match("_(forward|backward)_|_is_full_", name)]
 
@@ -84,7 +82,8 @@ def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
 def _share_hooks(layer: S6Layer, own: S6Layer) -> None:
     """Has hooks of a layer's parts, also later ones, run where `own` calls its parts, and those of
     the layer, which is called itself, nowhere else."""
-    vars(own).update({name: vars(nn.Module())[name] for name in _HOOKS})
+    none = vars(nn.Module())
+    vars(own).update({name: none[name] for name in _HOOKS})
     for part, twin in zip(layer.children(), own.children(), strict=True):
         vars(twin).update({name: vars(part)[name] for name in _HOOKS})
         if twin._is_full_backward_hook is None:  # the kind of those to come
