@@ -60,8 +60,19 @@ printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
 objects=()
 for source in "${sources[@]}"; do objects+=("$folder/${source//\//_}.o"); done
 "$compiler" -static "${objects[@]}" -o "$folder/native_test.exe"
-# Wine keeps its files beside the program, and asks for no add-ons.
-export WINEPREFIX=$PWD/$folder/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
+# Wine keeps its files beside the program, and asks for no add-ons. One server stays for all runs:
+# left to itself it ends with each program, and the next may meet it while it does.
+if [[ $emulator == wine* ]]; then
+  export WINEPREFIX=$PWD/$folder/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
+  mkdir -p "$WINEPREFIX"
+  wineserver --persistent
+  trap 'wineserver --kill' EXIT
+fi
 for capability in "${capabilities[@]}"; do
-  SELECTIVE_SCAN_CPU_CAPABILITY=$capability $emulator "$folder/native_test.exe"
+  status=0
+  SELECTIVE_SCAN_CPU_CAPABILITY=$capability $emulator "$folder/native_test.exe" || status=$?
+  if [[ $status != 0 ]]; then
+    echo "$folder/native_test.exe, capability $capability: status $status" >&2
+    exit 1
+  fi
 done
