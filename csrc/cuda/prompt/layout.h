@@ -24,8 +24,7 @@ template <int kStates_>
 struct Shape {
   static constexpr int kStates = kStates_;
   static constexpr int kLaneBits = kStates == 1 ? 4 : 3;
-  static constexpr int kLanes =
-      1 << kLaneBits;  // lanes of a channel, in the scan and when its rows are moved
+  static constexpr int kLanes = 1 << kLaneBits;  // lanes of a channel, also when its rows are moved
   static_assert(kLanes * kStates == kPaddedStates);
   static constexpr int kChannels = kWarpSize / kLanes;  // channels of a warp
   static constexpr int kSteps = 2 * kChunk;             // steps of a chunk of this path
