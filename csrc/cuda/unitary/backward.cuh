@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
     const int begin = round + place.warp * kCount;
     const int64_t first = params.first_step + begin;
     const int left = steps - begin;
-    const int count = place.active ? left - place.first_owned : 0;  // of owned steps, or more
+    const int count = place.active ? left - place.first_owned : 0;  // existing owned steps, or more
     T u[kOwn], dt[kOwn], z[kOwn], dout[kOwn] = {};
     u_steps.load(count, u);
     dt_steps.load(count, dt);
