@@ -1,4 +1,4 @@
-// The shared memory and the other resources of a block's compute threads.
+// The data of a block's compute threads: the call, the block's shares of it, and shared memory.
 #pragma once
 
 #include "inputs.cuh"

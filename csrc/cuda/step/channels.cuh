@@ -22,8 +22,8 @@ __device__ __forceinline__ void fetch_dt_proj(const Block<W, kRows>& own, const 
   __pipeline_commit();
 }
 
-/// Sends a channel's value, if two bytes as a pair with the value of the lane kStride away. All
-/// lanes call this.
+/// Sends a channel's value. A value of two bytes forms a pair with that of the lane kStride away.
+/// All lanes call this.
 template <int kStride, class W, int kRows>
 __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t offset,
                                              uint32_t epoch, bool is_sender, int local, int row,

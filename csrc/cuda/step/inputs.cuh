@@ -35,7 +35,8 @@ __device__ __forceinline__ Norm norm_of(const StepArgs& args, int layer) {
   return {args.layers[layer].norm, params.norm_dtype};
 }
 
-/// Returns whether this norm exists. Layer 0 stands for all, since a known address takes less time.
+/// Returns whether this norm exists. All layers are alike, so layer 0 is tested: a constant address
+/// takes less time.
 __device__ __forceinline__ bool has_norm(const StepArgs& args, int layer) {
   const bool is_last = layer == args.params.layers;
   return (is_last ? args.params.final_norm : args.layers[0].norm) != nullptr;

@@ -13,7 +13,7 @@
 
 namespace selective_scan::cuda::step {
 
-constexpr int kMostLayers = 128;  // so many that their pointers fit a launch's arguments
+constexpr int kMostLayers = 128;  // layers whose pointers fit a launch's arguments
 constexpr int kMostRows = 16;
 /// Arrays of values in shared memory are [row of a matrix][row of activations]. Rows of a matrix
 /// are this many floats apart, so that neighbors begin in different banks and pairs of values are

@@ -10,9 +10,9 @@
 // convolution during the product that gives z; all 12 receive and scan. One warp fetches weights
 // (ring.cuh), and one fetches the channels' other inputs (inputs.cuh).
 //
-// Rows are those of all steps and batch entries, and products take them together (products.cuh). If
-// steps follow one another, in the convolution and the scan, a thread goes through them. No sum
-// depends on the number of rows, or on which block comes first.
+// Rows are those of all steps and batch entries, and products take them together (products.cuh). In
+// the convolution and the scan, which take steps one after another, a thread goes through them. No
+// sum depends on the number of rows, or on which block comes first.
 //
 // Shared memory: SharedLayout. Bound by memory for large layers, and for small ones by four
 // exchanges per layer, of about a microsecond each.
@@ -108,7 +108,7 @@ __device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, int
   own.scale(row, layer + 1) = power_of_two(whole);
 }
 
-/// Stores four values of two bytes, or two floats, that blocks have sent to the activations.
+/// Stores to the activations four values of two bytes, or two floats, that blocks have sent.
 template <class W, int kRows>
 __device__ __forceinline__ void put_activations(const Block<W, kRows>& own, RowPairs of_row,
                                                 int pair, uint32_t low, uint32_t high) {

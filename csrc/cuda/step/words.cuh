@@ -56,8 +56,8 @@ __device__ __forceinline__ WordPair read(const WordPair* source) {
 }
 
 /// A word of the stream has 16 bytes, so that it includes the sum of its squares. The sum's sign
-/// bit is set, because words of 8 bytes have the number of an exchange there: read as such, the sum
-/// is far from due.
+/// bit is set: it lies where words of 8 bytes have the number of an exchange, and reads as a number
+/// that is far from due.
 struct StreamWord {
   uint32_t low;  // a float, or two values of two bytes
   uint32_t signed_squares;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void receive_by(const T* source, int count, uint32_t 
   }
 }
 
-/// Receives them, with all of a thread's elements at a time, up to kMost.
+/// Calls receive_by() with a kBatch that holds all of a thread's elements, but at most kMost.
 template <int kBatch = 1, class T, class Nearest, class Visit>
 __device__ __forceinline__ void receive_nearest(const T* source, int count, uint32_t epoch,
                                                 const Nearest& nearest, const Visit& visit) {
