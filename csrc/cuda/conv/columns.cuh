@@ -5,9 +5,9 @@
 // neighboring vectors, and the block's other threads have the steps that follow. The earlier steps
 // that a step depends on stay in registers. Steps are read in batches, one batch ahead. Inner
 // batches, which neither begin nor end a thread's steps, contain no bounds checks: they are nearly
-// all batches, and instruction issue is what limits memory first. The steps before a thread's first
-// one are read again, from L2. In the backward pass a thread goes width - 1 steps past its own,
-// because dx needs the gradients of the sums there.
+// all batches, and the first limit that memory meets is instruction issue. The steps before a
+// thread's first one are read again, from L2. In the backward pass a thread goes width - 1 steps
+// past its own, because dx needs the gradients of the sums there.
 //
 // Shared memory: the block's taps; in the backward pass also each thread's sums for dweight and
 // dbias, which the block adds in a fixed order and stores to the workspace as one row of partial

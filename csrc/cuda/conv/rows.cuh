@@ -321,8 +321,8 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
                gather);
 }
 
-/// Returns what gradient_at() returns, for a call that is_plain() and a step that is at least kTaps
-/// - 1 steps after the row's first.
+/// Returns what gradient_at() returns, for a call that is_plain() and a step that at least kTaps -
+/// 1 steps of its row precede.
 template <int kTaps, class Element>
 __device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& params,
                                                  const RowTaps<kTaps>& taps, const Element* x,

@@ -11,9 +11,9 @@
 
 namespace selective_scan::cuda::diagonal {
 
-/// What is known at compile time of the arrays with steps: nothing (AnyStorage), or that all have
-/// elements of one type, the direction in which a row is walked in memory and, for vectors, that
-/// its steps are contiguous (Stored).
+/// The compile-time properties of the arrays with steps: for Stored, the element type that all
+/// have, the direction in which a row is walked in memory and, for vectors, that its steps are
+/// contiguous; for AnyStorage none.
 template <class Element, bool kReversed>
 struct Stored {};
 struct AnyStorage {};

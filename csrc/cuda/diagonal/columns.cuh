@@ -120,8 +120,8 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   }
 
   /// Starts to load the warp's steps of a round. Steps after the position `last` load that position
-  /// again: after a branch the compiler would wait for all loads. kFull: no steps come after
-  /// `last`.
+  /// again instead of branching: after a branch the compiler would wait for all loads. kFull: no
+  /// steps come after `last`.
   template <bool kFull = false>
   __device__ void fetch(Cursor cursor, int64_t round, int64_t last, Raw (&raw)[kSteps]) const {
     if (!kFull && last < 0) {  // there is no state before the only step

@@ -1,4 +1,4 @@
-// Work on whole channels that comes before the scans and after the backward scan.
+// The kernels that run before the scans and after the backward scan, on whole channels.
 #pragma once
 
 #include <cuda_runtime_api.h>

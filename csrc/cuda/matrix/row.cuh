@@ -151,18 +151,18 @@ struct Row {
     return params.input_delta.present() ? load_steps(params.input_delta, first) : delta;
   }
 
-  /// Q·x
+  /// Returns Q·x.
   template <int kCount>
   __device__ Vectors<kCount> by_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q_transposed, x, [](T entry) { return entry; });
   }
   __device__ Vector by_Q(const Vector& x) const { return by_Q(Vectors<1>{{x}}).v[0]; }
-  /// Q^H·x
+  /// Returns Q^H·x.
   template <int kCount>
   __device__ Vectors<kCount> by_adjoint_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q, x, [](T entry) { return conj(entry); });
   }
-  /// Q^T·x
+  /// Returns Q^T·x.
   template <int kCount>
   __device__ Vectors<kCount> by_transposed_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q, x, [](T entry) { return entry; });

@@ -26,7 +26,7 @@ struct ForwardArgs {
   RowLayout rows;
   int64_t tiles;  // tiles of a group's channels
   Sequence inputs[kRows];
-  Sequence results[1];  // out, stored from where u was
+  Sequence results[1];  // out, stored from u's place
 };
 
 struct BackwardArgs {

@@ -1,7 +1,7 @@
 // The RMS norm of rows to which a residual is added first, forward and backward.
 //
 // Mapping. A team of warps owns a row: a thread keeps kVectors vectors of neighboring channels in
-// registers, from the loads of all that is read of the row to the last store. The teams of a block
+// registers, from the loads of all inputs of the row to the last store. The teams of a block
 // process different rows independently, and so do blocks. The teams' sums for dweight are added
 // within a block at its end, and over blocks by add_up(). The assignment of rows depends on the
 // sizes and the device alone.
@@ -26,7 +26,7 @@ constexpr int kVector = 8;  // channels
 constexpr int kMostWarps = 24;
 
 /// The most threads of a block, and the number of blocks that a multiprocessor has room for: as
-/// many threads as leave each one the registers for kVectors vectors of all that is read of a row.
+/// many threads as leave each one the registers for kVectors vectors of all inputs of a row.
 template <class R, int kVectors>
 struct Room {
   static constexpr int kFloats = static_cast<int>(sizeof(R) / sizeof(float)) * kVectors;
@@ -62,7 +62,7 @@ struct Raw {
 /// The vector of a row that a thread has.
 struct RowVector {
   int64_t channel;
-  int64_t count;  // of the vector's channels that exist; none: at most 0
+  int64_t count;  // channels of the vector that exist; at most 0 if none
   bool is_vector;
 
   template <class R>

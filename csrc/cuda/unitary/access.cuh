@@ -29,7 +29,7 @@ template <class T>
 constexpr int kWarps = kRound / kSteps<T>;
 template <class T>
 constexpr int kThreads = kWarps<T> * kWarpSize;
-/// So that a GPU of 132 multiprocessors holds all blocks of 1024 channels with 16 states at once.
+/// Lets a GPU of 132 multiprocessors hold all blocks of 1024 channels with 16 states at once.
 template <class T>
 constexpr int kBlocksPerMultiprocessor = sizeof(T) == 4 ? 4 : 1;
 
