@@ -4,7 +4,8 @@
 namespace selective_scan::cuda {
 namespace conv {
 
-/// dweight and dbias from rows of partial sums (tap, channel), the bias behind the last tap.
+/// Sums rows of partial sums, (tap, channel) with the bias after the last tap, into dweight and
+/// dbias.
 template <class R>
 cudaError_t add_parts(const ConvBackwardParams& params, const R* parts, int64_t rows,
                       cudaStream_t stream) {

@@ -1,20 +1,22 @@
-// The convolution where neighbouring channels are neighbours in memory, as in a (batch, seqlen,
-// dim) layout, and of tensors of any strides and types, a channel at a time.
+// The convolution for tensors in which neighboring channels are contiguous, as in a (batch, seqlen,
+// dim) layout, and, one channel at a time, for tensors of any strides and types.
 //
-// A thread has a vector of channels and walks some steps; neighbouring lanes have neighbouring
-// vectors, and the block's other threads the steps behind. What a step sees of those before it
-// stays in registers. Steps are read in batches, one ahead of the one at work. Batches that neither
-// begin nor end a thread's steps ask for nothing else: they are nearly all, and the issue of
-// instructions is what memory waits for first. The steps before a thread's first are read again,
-// from L2; backwards a thread goes width - 1 steps further than its own, since dx needs the
-// gradient of the sum there.
+// A thread has a vector of channels and walks through some steps; neighboring lanes have
+// neighboring vectors, and the block's other threads have the steps that follow. The earlier steps
+// that a step depends on stay in registers. Steps are read in batches, one batch ahead. Inner
+// batches, which neither begin nor end a thread's steps, contain no bounds checks: they are nearly
+// all batches, and the first limit that memory meets is instruction issue. The steps before a
+// thread's first one are read again, from L2. In the backward pass a thread goes width - 1 steps
+// past its own, because dx needs the gradients of the sums there.
 //
-// Shared memory: the block's taps; backwards also each thread's sums for dweight and dbias, which
-// the block adds in a fixed order and leaves in the workspace as one row of partial sums.
+// Shared memory: the block's taps; in the backward pass also each thread's sums for dweight and
+// dbias, which the block adds in a fixed order and stores to the workspace as one row of partial
+// sums.
 //
-// Bound by memory: forward 2, backward 3 elements a step and channel, beside (width - 1) / steps of
-// that from L2. With elements of 2 bytes the special-function unit, two instructions an element,
-// and the issue of instructions, 13 and 32, take half and three quarters as long as memory.
+// Bound by memory: forward 2, backward 3 elements per step and channel, plus (width - 1) / steps
+// times as many from L2. With elements of 2 bytes, the special-function unit (two instructions per
+// element) and instruction issue (13 forward, 32 backward) take up to half of memory's time forward
+// and three quarters backward.
 #pragma once
 
 #include "../kit/dependent_launch.cuh"
@@ -23,7 +25,7 @@
 
 namespace selective_scan::cuda::conv {
 
-/// Vectors of neighbouring channels.
+/// A vector of neighboring channels.
 template <class Element, int kCount>
 struct Vectors {
   static constexpr int kChannels = kCount;
@@ -43,7 +45,7 @@ struct Vectors {
   }
 };
 
-/// One channel, of any type.
+/// A single channel, of any type.
 template <class R>
 struct Scalars {
   static constexpr int kChannels = 1;
@@ -59,7 +61,7 @@ struct Scalars {
   }
 };
 
-/// This says where a thread stands.
+/// The position of a thread.
 template <class Storage>
 struct ColumnPlace {
   static constexpr int kChannels = Storage::kChannels;
@@ -67,9 +69,9 @@ struct ColumnPlace {
   int64_t tile;
   int64_t block_channel;  // the block's first
   int64_t channel;        // the thread's first
-  int64_t begin;          // steps; none where the thread has nothing to do
+  int64_t begin;          // the thread's steps; none if it has nothing to do
   int64_t end;
-  int in_block;  // the thread's first channel, from the block's
+  int in_block;  // the thread's first channel, relative to the block's
 
   __device__ ColumnPlace(const ConvParams& params, const ColumnSplit& split) {
     const unsigned row = blockIdx.x / split.channel_blocks;
@@ -90,12 +92,12 @@ struct ColumnPlace {
   }
 };
 
-/// The taps of a block's channels, and behind them the bias.
+/// The taps of a block's channels, followed by the bias.
 template <class R, int kTaps, int kChannels>
 struct SharedTaps {
   __align__(16) R values[kTaps + 1][kWarpSize * kChannels];
 
-  /// A barrier has to follow.
+  /// A barrier must follow.
   __device__ void load(const ConvParams& params, const ColumnSplit& split, int64_t first_channel) {
     const int count = kChannels << split.lane_bits;
     const int first = first_tap<kTaps>(params);
@@ -110,7 +112,7 @@ struct SharedTaps {
   }
 };
 
-/// What a thread knows of its channels.
+/// The taps and biases of a thread's channels.
 template <class R, class Storage, int kTaps>
 struct ColumnTaps {
   static constexpr int kChannels = Storage::kChannels;
@@ -129,14 +131,14 @@ struct ColumnTaps {
     }
   }
 
-  /// Before the activation, of the step at the end of the kTaps that begin at `window`.
+  /// Returns the sum before the activation, at the last of the kTaps steps from window[at] on.
   template <class Window>
   __device__ R sum(const Window& window, int at, int c) const {
     return add_products<kTaps>(
         bias[c], first, [&](int k) { return weight[k][c]; },
         [&](int k) { return window[at + k][c]; });
   }
-  /// dx of the step with which the kTaps that begin at `window` begin.
+  /// Returns dx of the first of the kTaps steps from window[at] on, which holds gradients of sums.
   template <class Window>
   __device__ R gradient(const Window& window, int at, int c) const {
     return add_products<kTaps>(
@@ -145,12 +147,12 @@ struct ColumnTaps {
   }
 };
 
-/// Some steps of an array on their way.
+/// Several steps of an array that are being loaded.
 template <class Storage, int kSteps>
 struct StepBatch {
   typename Storage::Raw raw[kSteps];
 
-  /// The next ones, of which `left` are there; zeros behind them.
+  /// Loads the next kSteps steps. The first `left` exist, the others become zeros.
   __device__ void load(const ArrayView& array, const char*& address, const int64_t& stride,
                        int left = kSteps) {
 #pragma unroll
@@ -166,7 +168,7 @@ struct StepBatch {
   }
 };
 
-/// x at the kTaps - 1 steps before `first`.
+/// Loads the kTaps - 1 steps before `first`, from x or from the initial states.
 template <class Storage, int kTaps, class R, int kRows, class Place>
 __device__ __forceinline__ void load_history(const ConvParams& params, const Run& run,
                                              const Place& place, int64_t first, int64_t x_stride,
@@ -215,8 +217,7 @@ __device__ void store_zeros(const ArrayView& array, const Place& place, int64_t 
   }
 }
 
-/// Does what for_each_run() does, or visits the one run of an entry in a kernel whose batch entries
-/// are a run each.
+/// Does what for_each_run() does, or with kIsWhole visits the one run of a batch entry directly.
 template <bool kIsWhole, class Visit>
 __device__ __forceinline__ void visit_runs(const ConvParams& params, int64_t batch, int64_t first,
                                            int64_t stop, int64_t limit, const Visit& visit) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void visit_runs(const ConvParams& params, int64_t bat
   }
 }
 
-/// kIsWhole: every batch entry is a run.
+/// kIsWhole: every batch entry is one run.
 template <class R, class Storage, int kTaps, bool kIsWhole>
 __global__ void __launch_bounds__(kColumnThreads,
                                   column_blocks(Storage::kWords, kTaps, false, kIsWhole))
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kColumnThreads,
     x = place.at(params.x, first);
     xs.load(params.x, x, split.x_stride, static_cast<int>(stop - first));
   };
-  if (kIsWhole) begin(place.begin, place.end);  // on their way while the taps are
+  if (kIsWhole) begin(place.begin, place.end);  // in flight together with the taps
   shared.load(params, split, place.block_channel);
   __syncthreads();
   if (place.begin >= place.end) return;
@@ -281,8 +282,8 @@ __global__ void __launch_bounds__(kColumnThreads,
   visit_runs<kIsWhole>(params, place.batch, place.begin, place.end, place.end, walk);
 }
 
-/// kIsWhole: every batch entry is a run, and final states have no gradient.
-/// Writes (batch, tile, tap, channel) to `parts`, the bias behind the last tap.
+/// kIsWhole: every batch entry is one run, and final states have no gradient. Writes partial sums,
+/// (batch, tile, tap, channel) with the bias after the last tap, to `parts`.
 template <class R, class Storage, int kTaps, bool kIsWhole>
 __global__ void __launch_bounds__(kColumnThreads,
                                   column_blocks(Storage::kWords, kTaps, true, kIsWhole))
@@ -302,11 +303,11 @@ __global__ void __launch_bounds__(kColumnThreads,
     xs.load(params.x, x, split.x_stride, all);
     douts.load(params.dout, dout, split.dout_stride, params.dout.present() ? all : 0);
   };
-  // The thread's own steps from `first` on, and those before the run's end that it needs.
+  // Counts the thread's own steps from `first` on and the later steps of the run that it needs.
   const auto count_all = [](int64_t run_end, int64_t first, int64_t stop) {
     return static_cast<int>((run_end - stop < kLast ? run_end : stop + kLast) - first);
   };
-  if (kIsWhole && place.begin < place.end) {  // on their way while the taps are
+  if (kIsWhole && place.begin < place.end) {  // in flight together with the taps
     begin(place.begin, count_all(params.seqlen, place.begin, place.end));
   }
   shared.load(params, split, place.block_channel);

@@ -1,4 +1,4 @@
-// What the launchers of the causal convolution share: the choice of an instantiation.
+// The choice of an instantiation, which the launchers of the causal convolution share.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace selective_scan::cuda::conv {
 
-/// Calls visit with a null pointer of x's element type, which is no double.
+/// Calls visit with a null pointer of x's element type, which is never double.
 template <class Visit>
 cudaError_t with_element(const ConvParams& params, const Visit& visit) {
   switch (params.x.dtype) {
@@ -24,7 +24,7 @@ cudaError_t with_element(const ConvParams& params, const Visit& visit) {
   }
 }
 
-/// Calls visit with the number of taps of the kernels for this width, as a constant.
+/// Calls visit with the number of taps that the kernels for this width have, as a constant.
 template <class Visit>
 cudaError_t with_taps(const ConvParams& params, const Visit& visit) {
   if (params.width == kCommonWidth) return visit(std::integral_constant<int, kCommonWidth>{});

@@ -1,4 +1,4 @@
-// The convolution of packed sequences between what brings their states from a pool and back there.
+// The convolution of packed sequences whose states are loaded from a pool and stored back there.
 #include "../kit/state_slots.h"
 #include "../launch.h"
 

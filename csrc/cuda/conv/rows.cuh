@@ -1,16 +1,16 @@
-// The convolution where neighbouring steps of a row, a (batch, channel), are neighbours in memory.
+// The convolution for rows, one per (batch, channel), in which neighboring steps are contiguous.
 //
-// A lane has a vector of steps, neighbouring lanes have neighbouring vectors, and some lanes of a
-// warp, or all, walk a segment of a row together, a round or two behind their loads. A row begins
-// anywhere in memory: its first vector may begin before it, so that vectors are aligned. What a
-// vector sees of the steps before it a lane reads from memory too, where the line is on its way for
-// the lane beside it. Backwards dx needs the gradients of the sums at the steps behind,
-// which come from the next lane; rounds go from the last to the first, so that the last lane has
-// them from the round before. The lanes' sums for dweight and dbias are added by shuffles, and are
-// one row of partial sums a segment in the workspace.
+// A lane has a vector of steps, neighboring lanes have neighboring vectors, and some or all lanes
+// of a warp walk through a segment of a row together, with loads one or two rounds ahead. A row may
+// begin anywhere in memory: its first vector may begin before it, so that all vectors are aligned.
+// A lane reads the steps before its vector from memory too; the neighboring lane loads the same
+// line anyway. In the backward pass dx needs the gradients of the sums at later steps, which come
+// from the next lane. Rounds go from the last to the first, so that the last lane has them from the
+// previous round. The lanes' sums for dweight and dbias are added by shuffles and stored to the
+// workspace as one row of partial sums per segment.
 //
-// No shared memory. Bound by memory: forward 2, backward 3 elements a step and channel. Calls with
-// states or several runs, which have more to decide in every vector, have a loop of their own.
+// No shared memory. Bound by memory: forward 2, backward 3 elements per step and channel. Calls
+// with states or several runs decide more in every vector, so they have a separate loop.
 #pragma once
 
 #include "../kit/dependent_launch.cuh"
@@ -28,12 +28,12 @@ struct RowPlace {
   static constexpr int kSteps = kRowVector<Element, kTaps>;
 
   int lane;
-  bool exists;  // lanes beyond the last row work on it too, and write nothing
+  bool exists;  // if not, the lane repeats the last segment and writes nothing
   int64_t row;
   int64_t batch;
   int64_t channel;
   int segment;
-  int origin;  // of the segment, perhaps before the row
+  int origin;  // the segment's first step, aligned: it may lie before the row
 
   __device__ RowPlace(const ConvParams& params, const RowSplit& split) {
     const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
@@ -52,11 +52,11 @@ struct RowPlace {
   }
 
   static __device__ int round_steps(const RowSplit& split) { return kSteps << split.lane_bits; }
-  /// The first step of the lane's vector.
+  /// Returns the first step of the lane's vector.
   __device__ int first_of_round(const RowSplit& split, int round) const {
     return origin + round * round_steps(split) + lane * kSteps;
   }
-  /// The steps [from_of(first), to_of(first)) of the row are those of the vector at `first`.
+  /// The vector at `first` holds the steps [from_of(first), to_of(first)) of the row.
   static __device__ int from_of(int first) { return max(first, 0); }
   static __device__ int to_of(const ConvParams& params, int first) {
     return min(first + kSteps, static_cast<int>(params.seqlen));
@@ -67,7 +67,7 @@ struct RowPlace {
   }
 };
 
-/// kCount elements of a row from `first` on; those outside of it are zero.
+/// Loads kCount elements of a row from `first` on. Elements outside the row become zero.
 template <int kCount, class Element>
 __device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row, int first,
                                                               int seqlen) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ Packed<Element, kCount> load_steps(const Element* row
   return bit_cast<Packed<Element, kCount>>(pack);
 }
 
-/// The steps [from, to) of the vector at `first`.
+/// Stores the steps [from, to) of the vector at `first`.
 template <class Element, int kSteps>
 __device__ __forceinline__ void store_steps(Element* row, int first, int from, int to,
                                             const float (&values)[kSteps]) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
   }
 }
 
-/// A vector of x and what it sees of the steps before.
+/// A vector of x and the steps before it that it depends on.
 template <class Element, int kTaps>
 struct RowInputs {
   static constexpr int kSteps = kRowVector<Element, kTaps>;
@@ -124,7 +124,8 @@ struct RowInputs {
   }
 };
 
-/// What a step of `run` sees of x around the vector at `first`.
+/// Gathers the x that the steps of `run` in the vector at `first` depend on, initial states
+/// included.
 template <class Element, int kTaps, int kSeen>
 __device__ __forceinline__ void make_window(const ConvParams& params, const Run& run, int64_t batch,
                                             int64_t channel, int first,
@@ -151,7 +152,7 @@ struct RowTaps {
     load_taps(params, channel, first, weight);
   }
 
-  /// Before the activation.
+  /// Computes the sums before the activation.
   template <int kSteps, int kSeen>
   __device__ void convolve(const float (&window)[kSeen], float (&sums)[kSteps]) const {
 #pragma unroll
@@ -160,7 +161,7 @@ struct RowTaps {
           bias, first, [&](int k) { return weight[k]; }, [&](int k) { return window[i + k]; });
     }
   }
-  /// dx, from the gradients of the sums of these steps and of those behind.
+  /// Computes dx from the gradients of the sums at these steps and at the kTaps - 1 after them.
   template <int kSteps, int kSeen>
   __device__ void gather(const float (&gradients)[kSeen], float (&dx)[kSteps]) const {
 #pragma unroll
@@ -172,7 +173,7 @@ struct RowTaps {
   }
 };
 
-/// A vector whose steps may see states, or the ends of runs.
+/// Convolves a vector whose steps may depend on states or belong to several runs.
 template <class Element, int kTaps, class Place>
 __device__ __forceinline__ void convolve_runs(const ConvForwardParams& params, const Place& place,
                                               const RowTaps<kTaps>& taps,
@@ -193,7 +194,7 @@ __device__ __forceinline__ void convolve_runs(const ConvForwardParams& params, c
   for_each_run(params, place.batch, Place::from_of(first), to, to, convolve);
 }
 
-/// Whether every step sees nothing but x, and zeros before the row.
+/// Returns whether every step depends on x alone, with zeros before the row.
 __device__ __forceinline__ bool is_plain(const ConvForwardParams& params) {
   return !params.seq_idx.present() && !params.cu_seqlens.present() &&
          !params.initial_states.present();
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
 
   int first = place.first_of_round(split, 0);
   RowInputs<Element, kTaps> ahead[kAhead];
-  if (is_plain(params)) {  // on their way while the taps are
+  if (is_plain(params)) {  // in flight together with the taps
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) ahead[i].load(x, first + i * round_steps, end);
   }
@@ -250,8 +251,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, false))
   }
 }
 
-/// What a vector finds out: the gradients of its steps' sums, and what they add to those of the
-/// taps and of the bias.
+/// The results of a vector: the gradients of its steps' sums, and its terms of dweight and dbias.
 template <int kTaps, int kSteps>
 struct RowGradients {
   float gradients[kSteps] = {};
@@ -267,7 +267,7 @@ struct RowGradients {
   }
 };
 
-/// Goes through the runs as convolve_runs() does.
+/// Differentiates a vector, visiting the runs as convolve_runs() does.
 template <class Element, int kTaps, int kSteps, class Place>
 __device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& params,
                                                    const Place& place, const RowTaps<kTaps>& taps,
@@ -293,7 +293,7 @@ __device__ __forceinline__ void differentiate_runs(const ConvBackwardParams& par
   for_each_run(params, place.batch, Place::from_of(first), to, to, add);
 }
 
-/// dx of a vector in whose steps runs may end, or final states have a part.
+/// Computes dx of a vector in which runs may end, or to which final states contribute.
 template <int kTaps, int kSeen, class Element, class Place>
 __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, const Place& place,
                                             const RowTaps<kTaps>& taps,
@@ -321,8 +321,8 @@ __device__ __forceinline__ void gather_runs(const ConvBackwardParams& params, co
                gather);
 }
 
-/// Gives what gradient_at() gives in a call that is_plain(), kTaps - 1 steps or more after the
-/// row's first.
+/// Returns what gradient_at() returns, for a call that is_plain() and a step that at least kTaps -
+/// 1 steps of its row precede.
 template <int kTaps, class Element>
 __device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& params,
                                                  const RowTaps<kTaps>& taps, const Element* x,
@@ -337,7 +337,8 @@ __device__ __forceinline__ float gradient_in_row(const ConvBackwardParams& param
   return gradient[0];
 }
 
-/// Writes (batch, segment, tap, channel) to `parts`, the bias behind the last tap.
+/// Writes partial sums, (batch, segment, tap, channel) with the bias after the last tap, to
+/// `parts`.
 template <class Element, int kTaps>
 __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     rows_backward(const __grid_constant__ ConvBackwardParams params, RowSplit split, float* parts) {
@@ -358,7 +359,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
 
   RowInputs<Element, kTaps> ahead[kAhead];
   Packed<Element, kSteps> douts_ahead[kAhead];
-  if (is_plain(params)) {  // on their way while the taps are
+  if (is_plain(params)) {  // in flight together with the taps
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       ahead[i].load(x, first - i * round_steps, seqlen);
@@ -367,9 +368,9 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
   }
   const RowTaps<kTaps> taps(params, place.channel);
   RowGradients<kTaps, kSteps> own;
-  // The gradients of the sums at the first steps behind the round; its last lane needs them, and
-  // the first one has them. Those behind the segment are found by a lane each: a row of several
-  // segments has all lanes of the warp.
+  // The gradients of the sums at the first steps after the round. The round's last lane needs them;
+  // the first lane of the round before, which has later steps, has computed them. Those after the
+  // segment are computed by one lane each: a row of several segments has all lanes of the warp.
   float behind[kLast], found = 0.0f;
   const int step = place.origin + split.rounds * round_steps + place.lane;
   if (place.lane < kLast && step < seqlen) {
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     behind[j] = __shfl_sync(kFullMask, found, j, split.lanes());
   }
 
-  // A lane sees those of the round's steps and, from the next lane, of the steps behind them.
+  // Gives a lane the gradients of its own steps and, from the next lane, of the steps after them.
   const auto share = [&](float (&seen)[kSeen]) {
 #pragma unroll
     for (int j = 0; j < kSteps; ++j) seen[j] = own.gradients[j];
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(kTaps, true))
     for (int round = 0; round < split.rounds; round += kAhead) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        // Outside of the row dout is zero, and so are the gradients.
+        // Outside the row dout is zero, and so are the gradients.
         float window[kSeen], values[kSteps], gradients[kSteps], seen[kSeen];
         ahead[i].unpack(window);
         douts_ahead[i].unpack(gradients);

@@ -1,5 +1,5 @@
-// What belongs to sequences rather than to steps: final states, and the gradient of the initial
-// ones. A thread has one channel of one sequence. Sequences without steps are no exception here.
+// Kernels for the states of sequences: the final states, and the gradient of the initial ones. A
+// thread has one channel of one sequence. Sequences without steps need no special case.
 #pragma once
 
 #include "window.cuh"
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kStateThreads)
   const Run run = run_of(params, place.sequence);
   const int64_t steps = run.end - run.begin;
   for (int64_t i = 0; i + 1 < params.width; ++i) {
-    // What a sequence shorter than the states leaves of them is final, too.
+    // In a short sequence, position i of the initial states remains as position i - steps of the
+    // final ones.
     R sum = load_state<R>(params.dfinal_states, run.states, place.channel, i - steps);
     for (int64_t seen = 0; seen <= i && seen < steps; ++seen) {
       sum = fma(load_tap<R>(params, place.channel, i - seen),

@@ -1,7 +1,7 @@
-// Some steps of the causal convolution, its state changed in place. A thread has one channel of one
-// row, so that nothing that it reads is written by another, and asks for all of it before it waits
-// for any. Bound by the way from the launch to the last store; so it is launched before the kernel
-// in front is done.
+// A few steps of the causal convolution, with the state updated in place. A thread has one channel
+// of one row, so that no other thread writes what it reads, and it issues all loads before it waits
+// for any. Bound by latency, from the launch to the last store. Therefore it is launched before the
+// preceding kernel has ended.
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ namespace conv {
 namespace {
 
 constexpr int kUpdateThreads = 128;
-constexpr int kUpdateBlocks = 6;  // of a multiprocessor, at least
+constexpr int kUpdateBlocks = 6;  // per multiprocessor, at least
 
 /// One channel in one row of an array, or in one slot.
 template <class R>
@@ -32,10 +32,10 @@ struct Column {
   }
 };
 
-/// This finds where the state has x of a step; of a ring the places come round again.
+/// Finds the place of a step's x in the state, which may be a ring buffer.
 class StateSteps {
  public:
-  /// Begins at the first of the call's steps.
+  /// Starts at the first of the call's steps.
   __device__ StateSteps(const ConvUpdateParams& params, int64_t row)
       : length_(params.state_len), is_ring_(params.cache_seqlens.present()) {
     if (!is_ring_ || length_ == 0) return;
@@ -43,12 +43,13 @@ class StateSteps {
     if (first_ < 0) first_ += length_;
   }
 
-  /// Returns the place of one of the at most state_len steps before it.
+  /// Returns the place of the step that is `distance` before the first one, at most state_len.
   __device__ int64_t before(int64_t distance) const {
     const int64_t place = (is_ring_ ? first_ : length_) - distance;
     return place < 0 ? place + length_ : place;
   }
-  /// After a call of so many steps; negative where the state has lost it by then.
+  /// Returns the place of a step after a call of `steps` steps; negative if the state has lost it
+  /// by then.
   __device__ int64_t after(int64_t step, int64_t steps) const {
     return is_ring_ ? (length_ == 0 ? -1 : (first_ + step) % length_) : length_ - steps + step;
   }
@@ -90,7 +91,7 @@ __device__ __forceinline__ void update_channel(const ConvUpdateParams& params, i
   }
   const R bias = raw_bias.value(params.bias.dtype);
 
-  // The window has all of a short state; steps of a ring stay where they are.
+  // The window holds all of a short state. The steps of a ring stay where they are.
   const bool is_ring = params.cache_seqlens.present();
   const bool is_short = !is_ring && params.state_len < kTaps;
   if (!is_ring && !is_short) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void update_channel(const ConvUpdateParams& params, i
     activate(sum, params.silu);
     const int64_t place = places.after(step, params.seqlen);
     if (!is_short && place >= 0) state.store(place, window[kTaps - 1]);
-    out.store(step, sum[0]);  // behind the load of x, which it may be
+    out.store(step, sum[0]);  // after the load of x, because out may be x
 #pragma unroll
     for (int k = 1; k < kTaps; ++k) window[k - 1] = window[k];
   }

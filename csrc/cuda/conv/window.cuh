@@ -1,4 +1,4 @@
-// What both layouts' kernels share: one step of the convolution and of its gradient, and states.
+// Code that the kernels of both layouts share: a step of the convolution, its gradient, and states.
 #pragma once
 
 #include "../../core/conv_runs.h"
@@ -8,8 +8,8 @@
 
 namespace selective_scan::cuda::conv {
 
-/// Elements that were loaded together, as they came: apart they would take twice the registers
-/// while they wait.
+/// Elements that were loaded together and are still packed: unpacked they would take twice the
+/// registers while they wait.
 template <class Element, int kCount>
 struct Packed {
   using Word = Vector<sizeof(Pack<Element, kCount>)>;
@@ -25,15 +25,15 @@ struct Packed {
   __device__ void unpack(float (&values)[kCount]) const { to_reals<Element>(*this, values); }
 };
 
-/// Kernels are compiled for so many taps: those of the common width for as many as it has, those of
-/// the largest for any width, whose taps are the last ones.
+/// Returns the first tap of a kernel that the call has. Kernels for the common width have exactly
+/// its taps. Kernels for the largest width run any width, whose taps are the last ones.
 template <int kTaps>
 __device__ __forceinline__ int first_tap(const ConvParams& params) {
   return kTaps < kMaxConvWidth ? 0 : static_cast<int>(kMaxConvWidth - params.width);
 }
 
-/// sum + Σ_k weight(k)·value(k), in the same order in every kernel: a step's result has the same
-/// bits wherever it is computed.
+/// Returns sum + Σ_k weight(k)·value(k), added in the same order in every kernel, so that a step's
+/// result has the same bits wherever it is computed.
 template <int kTaps, class R, class Weight, class Value>
 __device__ __forceinline__ R add_products(R sum, int first, const Weight& weight,
                                           const Value& value) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ R add_products(R sum, int first, const Weight& weight
   return sum;
 }
 
-/// Sums, which become the output.
+/// Turns sums into outputs.
 template <class R, int kCount>
 __device__ __forceinline__ void activate(R (&sums)[kCount], bool silu) {
   if (!silu) return;
@@ -54,12 +54,12 @@ __device__ __forceinline__ void activate(R (&sums)[kCount], bool silu) {
 
 template <class R, int kRows, int kCount>
 __device__ __forceinline__ void activate(R (&sums)[kRows][kCount], bool silu) {
-  if (!silu) return;  // once for all rows
+  if (!silu) return;  // one test for all rows
 #pragma unroll
   for (auto& row : sums) activate(row, true);
 }
 
-/// Gradients of outputs, which become those of the sums.
+/// Turns the gradients of outputs into those of the sums.
 template <class R, int kCount>
 __device__ __forceinline__ void differentiate(R (&gradients)[kCount], const R (&sums)[kCount],
                                               bool silu) {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void differentiate(R (*gradients)[kCount],
   for (int i = 0; i < kRows; ++i) differentiate(gradients[i], sums[i], true);
 }
 
-/// Element `position` of a sequence's states, 0 where there is none. Rarely needed, so it is kept
-/// out of line.
+/// Returns element `position` of a sequence's states, or 0 if it does not exist. Out of line,
+/// because it is rarely needed.
 template <class R>
 __device__ __noinline__ R load_state(const ArrayView& states, int64_t sequence, int64_t channel,
                                      int64_t position) {
@@ -89,7 +89,7 @@ __device__ __noinline__ R load_state(const ArrayView& states, int64_t sequence, 
       sequence * states.batch + channel * states.channel + position * states.step);
 }
 
-/// x at a step, continued backwards beyond the run's first by its states.
+/// Returns x at a step, or the initial state that stands for it before the run's first step.
 template <class R>
 __device__ R continued_x(const ConvParams& params, const Run& run, int64_t batch, int64_t channel,
                          int64_t step) {
@@ -107,8 +107,8 @@ __device__ R load_tap(const ConvParams& params, int64_t channel, int64_t tap) {
   return load_element<R>(params.weight.data, params.weight.dtype,
                          channel * params.weight.channel + tap * params.weight.step);
 }
-/// A channel's taps from `first` on, zeros in front of them; on their way together, which a branch
-/// for the dtype around each would prevent.
+/// Loads a channel's taps, preceded by `first` zeros. All loads are in flight together, which a
+/// branch on the dtype around each would prevent.
 template <int kTaps, class R>
 __device__ __forceinline__ void load_taps(const ConvParams& params, int64_t channel, int first,
                                           R (&taps)[kTaps]) {
@@ -127,15 +127,15 @@ __device__ R load_bias(const ConvParams& params, int64_t channel) {
   return load_element<R>(params.bias.data, params.bias.dtype, channel * params.bias.channel);
 }
 
-/// The run of a step of a batch entry that may hold several; see run_at(). Dense calls do without,
-/// so it is kept out of line.
+/// Finds the run of a step in a batch entry that may hold several; see run_at(). Out of line,
+/// because dense calls do not need it.
 static __device__ __noinline__ Run find_run(const ConvParams& params, int64_t batch, int64_t step,
                                             int64_t limit) {
   return run_at(params, batch, step, limit);
 }
 
-/// Calls visit(run, from, to) for every run with steps in [first, stop), and those it has there. Of
-/// a run's end it is known up to `limit` whether it is the end.
+/// Calls visit(run, from, to) for every run with steps in [first, stop), which are [from, to). Ends
+/// of runs are only exact up to `limit`.
 template <class Step, class Visit>
 __device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t batch, Step first,
                                              Step stop, int64_t limit, const Visit& visit) {
@@ -149,8 +149,8 @@ __device__ __forceinline__ void for_each_run(const ConvParams& params, int64_t b
   }
 }
 
-/// The gradient of the sum at a step, all of it from memory: for the few steps that no kernel has
-/// at hand.
+/// Computes the gradient of the sum at a step entirely from memory, for the few steps whose inputs
+/// no kernel has at hand.
 template <class R>
 __device__ __noinline__ R gradient_at(const ConvBackwardParams& params, int64_t batch,
                                       int64_t channel, int64_t step) {
@@ -173,7 +173,8 @@ __device__ __noinline__ R gradient_at(const ConvBackwardParams& params, int64_t 
   return gradient[0];
 }
 
-/// What arrives at dx of a step from the final states, which are x at a sequence's last steps.
+/// Returns what the final states, which are x at a sequence's last steps, contribute to dx of a
+/// step.
 template <class R>
 __device__ __noinline__ R final_gradient_at(const ConvBackwardParams& params, int64_t batch,
                                             int64_t channel, int64_t step) {

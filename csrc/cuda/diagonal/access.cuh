@@ -1,4 +1,4 @@
-// Access of the diagonal scan to its arrays: which memory a chain covers, and vectors of its steps.
+// The diagonal scan's access to its arrays: the memory of a chain, and vectors of its steps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,9 +11,9 @@
 
 namespace selective_scan::cuda::diagonal {
 
-/// What is known of the arrays with steps at compile time: nothing, or that all have elements of
-/// this type, in which direction a row is walked in memory and (for vectors) that its steps are
-/// next to each other.
+/// The compile-time properties of the arrays with steps: for Stored, the element type that all
+/// have, the direction in which a row is walked in memory and, for vectors, that its steps are
+/// contiguous; for AnyStorage none.
 template <class Element, bool kReversed>
 struct Stored {};
 struct AnyStorage {};
@@ -34,13 +34,13 @@ struct Cursor {
 
   __device__ int components() const { return imag == 0 ? 1 : 2; }
 
-  /// Whether neighbouring steps are neighbours in memory, in whichever direction.
+  /// Returns whether neighboring steps are contiguous in memory, in either direction.
   __device__ bool is_contiguous() const {
     return imag <= 1 && (step == components() || step == -components());
   }
 
-  /// How many positions before the row an aligned vector of `items` steps of `bytes` each begins;
-  /// -1 if steps are not even aligned to themselves. Both are powers of two.
+  /// Returns how many positions before the row an aligned vector of `items` steps of `bytes` each
+  /// begins, or -1 if not even single steps are aligned. Both arguments are powers of two.
   __device__ int misalignment(unsigned items, unsigned bytes) const {
     const auto address = static_cast<unsigned>(reinterpret_cast<uintptr_t>(data));
     if (address % bytes != 0) return -1;
@@ -54,7 +54,7 @@ struct Cursor {
   }
 };
 
-/// One step, real or complex, whose components have this type.
+/// Loads one step, real or complex, whose components have the type Real.
 template <class T, class Real>
 __device__ T load_step(const Real* element, int64_t imag) {
   using R = real_t<T>;
@@ -73,7 +73,7 @@ __device__ void store_step(Real* element, int64_t imag, T value) {
   }
 }
 
-/// Access to arrays of a Storage that is known, or found out by uniform branches.
+/// Access to arrays whose Storage is known, or else found by uniform branches.
 template <class T, class Storage>
 struct Access;
 
@@ -84,13 +84,13 @@ struct Access<T, Stored<Element, kReversed>> {
   static constexpr int64_t kImag = kComponents - 1;
   static constexpr int64_t kStep = kReversed ? -kComponents : kComponents;
 
-  /// A step as it lies in memory, if that is one word: nobody waits for it before it is looked at.
+  /// A step as it lies in memory, if that is one word: then nothing waits for it before value().
   using Raw = std::conditional_t<is_complex_v<Element>, T, Real>;
 
   /// Returns the bytes of a component.
   static __device__ unsigned bytes(const Cursor&) { return sizeof(Real); }
 
-  /// The steps [position, position + n) of a contiguous, aligned array.
+  /// Loads the steps [position, position + n) of a contiguous, aligned array.
   template <int n>
   static __device__ void load_vector(const Cursor& cursor, int64_t position, T (&out)[n]) {
     const Real* lowest = reinterpret_cast<const Real*>(cursor.data) +
@@ -143,7 +143,7 @@ struct Access<T, AnyStorage> {
     return static_cast<unsigned>(element_size(cursor.dtype));
   }
 
-  /// Calls visit with the storage type of `cursor`, walked forwards.
+  /// Calls visit with a null pointer of the element type of `cursor`.
   template <class Visit>
   static __device__ void with_storage(const Cursor& cursor, const Visit& visit) {
     visit_dtype(cursor.dtype, [&]<class Real>(Real*) {

@@ -1,5 +1,5 @@
-// What every kernel of the diagonal scan knows of the chain it works on: a row, or one segment of
-// time of a row where rows are few.
+// The chain that a kernel of the diagonal scan works on: a row, or one segment of time of a row if
+// rows are few.
 #pragma once
 
 #include "../../core/affine_map.h"
@@ -18,14 +18,15 @@ constexpr bool kIsReversed = false;
 template <class Element>
 constexpr bool kIsReversed<Stored<Element, true>> = true;
 
-/// How rows are divided among threads and, where they are few, into segments of time.
+/// How rows are divided among threads and, if they are few, into segments of time.
 struct Segmentation {
   bool is_columns;   // time is not the contiguous dimension
-  int64_t segments;  // or packed sequences, which are not divided further
-  int64_t steps;     // of a segment
+  int64_t segments;  // of a row; packed sequences count as segments, undivided
+  int64_t steps;     // steps of a segment
 };
 
-/// value / divisor; a division of 64 bits takes four times as many instructions.
+/// Returns value / divisor. A 64-bit division takes four times as many instructions as a 32-bit
+/// one.
 __device__ inline int64_t quotient(int64_t value, int64_t divisor) {
   if (divisor == 1) return value;
   if (((value | divisor) >> 32) == 0) {
@@ -67,12 +68,12 @@ class Chain {
     }
   }
 
-  /// What the state is before the first position of the row.
+  /// Returns the state before the first position of the row.
   __device__ T start() const { return Step::kBackward ? T{} : load_initial_state(); }
 
  protected:
-  /// Finds where the chain begins and ends, given how many steps before the row its first tile
-  /// begins, and that tiles begin at every so many steps.
+  /// Finds where the chain begins and ends. The row's first tile begins `shift` steps before the
+  /// row, and tiles begin at multiples of `items` steps from there.
   __device__ void place(const Segmentation& split, int shift, int items) {
     if (params_.packed.present()) {
       begin_ = params_.packed.begin(segment_);
@@ -94,7 +95,7 @@ class Chain {
     return Access<T, AnyStorage>::load(cursor_of(params_.initial_state), sequence());
   }
 
-  /// Called once for every chain of the backward pass.
+  /// Ends a chain of the backward pass; to be called once for each.
   __device__ void finish(T state, T da_sum) const {
     if (params_.sum_da) Access<T, AnyStorage>::store(da_, segment_, da_sum);
     const bool is_last = params_.packed.present() || (end_ == row_end_ && begin_ < end_);
@@ -109,18 +110,18 @@ class Chain {
   Cursor a_;
   Cursor x_;         // b or dh
   Cursor out_;       // h or db
-  Cursor da_;        // backward
-  Cursor previous_;  // backward
-  int64_t origin_;   // where the first tile begins, perhaps before begin_
+  Cursor da_;        // backward only
+  Cursor previous_;  // backward only
+  int64_t origin_;   // where the first tile begins, possibly before begin_
   int64_t begin_;
   int64_t end_;
-  int64_t row_end_;  // or the sequence's
+  int64_t row_end_;  // the row's end, or the packed sequence's
 
  private:
-  /// Returns the place of the chain's states: its sequence, or 0 where the row is one.
+  /// Returns the index of the chain's states: its sequence, or 0 if the row is a single sequence.
   __device__ int64_t sequence() const { return params_.packed.present() ? segment_ : 0; }
 
-  /// An array without steps.
+  /// Returns a cursor to the chain's row of an array without steps.
   __device__ Cursor cursor_of(const DiagonalArray& array) const {
     Cursor cursor(array);
     cursor.data += params_.row_offset(array, row_) * element_size(array.dtype);
@@ -131,7 +132,7 @@ class Chain {
   static __device__ const DiagonalArray& input(const DiagonalBackwardParams& p) { return p.dh; }
   static __device__ const DiagonalArray& output(const DiagonalForwardParams& p) { return p.h; }
   static __device__ const DiagonalArray& output(const DiagonalBackwardParams& p) { return p.db; }
-  // The forward pass has neither; its cursors are never used.
+  // The forward pass has neither array; its cursors are never used.
   static __device__ const DiagonalArray& gradient(const DiagonalForwardParams& p) { return p.h; }
   static __device__ const DiagonalArray& gradient(const DiagonalBackwardParams& p) { return p.da; }
   static __device__ const DiagonalArray& states(const DiagonalForwardParams& p) { return p.h; }

@@ -1,10 +1,10 @@
-// The diagonal scan of rows whose steps are not next to each other in memory, as in a (batch,
-// seqlen, channel) layout: neighbouring lanes take neighbouring rows, one each.
+// The diagonal scan of rows whose steps are not contiguous in memory, as in a (batch, seqlen,
+// channel) layout: neighboring lanes take neighboring rows, one row each.
 //
-// Time is divided among the kWarps warps of a block. In every round of kWarps·kSteps steps each
-// warp has its kSteps, composes their affine maps and leaves the composition in shared memory;
-// after the round's only barrier it knows the state before its steps, and walks them. The next
-// round's steps are on their way meanwhile, as they lie in memory.
+// Time is divided among the warps of a block. In every round of kColumnWarps·kSteps steps each warp
+// composes the affine maps of its kSteps steps and stores the composition to shared memory. After
+// the round's only barrier it knows the state before its steps, and walks through them. Except in
+// the backward pass, the next round's steps are loaded meanwhile, unconverted.
 #pragma once
 
 #include "../kit/exchange.cuh"
@@ -21,22 +21,22 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   using Elements = Access<T, Storage>;
   using Raw = typename Elements::Raw;
   static constexpr int kSteps = 32 / sizeof(T);
-  /// Whether the next round is on its way before this one is done. The backward pass has no
-  /// registers left for that.
+  /// True if the next round is loaded before this one is done. The backward pass has no registers
+  /// left for that.
   static constexpr bool kFetchesAhead = !Step::kBackward;
   static constexpr int kRound = kColumnWarps * kSteps;
 
  public:
   using MapExchange = Exchange<AffineMap<T>, kColumnWarps>;
 
-  /// `active`: threads beyond the last row work on it too, and write nothing.
+  /// Threads past the last row are not `active`: they repeat that row and write nothing.
   __device__ ColumnChain(const Params& params, const Segmentation& split, int64_t row,
                          int64_t segment, bool active, typename MapExchange::Storage& maps)
       : Base(params, row, segment), active_(active), exchange_{maps} {
     this->place(split, 0, 1);
   }
 
-  /// The map of the whole chain; nothing is written.
+  /// Returns the map of the whole chain; writes nothing.
   __device__ AffineMap<T> map() {
     AffineMap<T> total = AffineMap<T>::identity();
     Raw raw_a[kSteps], raw_x[kSteps];
@@ -113,17 +113,18 @@ class ColumnChain : public Chain<Step, Params, Storage> {
   static __device__ int lane() { return threadIdx.x % kWarpSize; }
   static __device__ int warp() { return threadIdx.x / kWarpSize; }
 
-  /// How many of the warp's steps of a round lie before the position `end`.
+  /// Returns how many of the warp's steps of a round come before the position `end`.
   static __device__ int steps_left(int64_t round, int64_t end) {
     const int64_t left = end - (round + warp() * kSteps);
     return left < 0 ? 0 : left < kSteps ? static_cast<int>(left) : kSteps;
   }
 
-  /// Starts to load the warp's steps of a round, of which those behind the position `last` come
-  /// from there: without a branch, behind which all would be waited for. kFull: there are none.
+  /// Starts to load the warp's steps of a round. Steps after the position `last` load that position
+  /// again instead of branching: after a branch the compiler would wait for all loads. kFull: no
+  /// steps come after `last`.
   template <bool kFull = false>
   __device__ void fetch(Cursor cursor, int64_t round, int64_t last, Raw (&raw)[kSteps]) const {
-    if (!kFull && last < 0) {  // of the states before the only step
+    if (!kFull && last < 0) {  // there is no state before the only step
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) raw[i] = Raw{};
       return;
@@ -139,7 +140,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
     }
   }
 
-  /// What fetch() has loaded; steps beyond the chain are `outside`.
+  /// Converts what fetch() has loaded. Steps outside the chain become `outside`.
   template <bool kFull = false>
   __device__ void to_values(const Raw (&raw)[kSteps], int64_t round, T outside,
                             T (&out)[kSteps]) const {
@@ -182,7 +183,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
     return map;
   }
 
-  /// The sum over the warps goes through the exchange as well.
+  /// Ends the chain. The sum of da over the warps goes through the exchange as well.
   __device__ void finish(T state, T da_sum) {
     const auto& sums = exchange_.share({da_sum, T{}});
     T total{};

@@ -1,14 +1,14 @@
-// The diagonal scan of rows that are contiguous in time: a warp for each chain.
+// The diagonal scan of rows that are contiguous in time: one warp per chain.
 //
-// Lane l of a chain takes kItems consecutive steps of each tile of kWarpSize·kItems steps and
-// composes their affine maps h -> product·h + offset; a scan with shuffles then tells it the state
-// before its steps, and it walks them. kGroup tiles are loaded before the first is used; a group
-// of which all steps exist has code of its own. There is no shared memory and no synchronisation
-// beyond the warp.
+// A lane takes kItems consecutive steps of each tile of kWarpSize·kItems steps and composes their
+// affine maps h -> product·h + offset. A scan by shuffles then gives it the state before its steps,
+// and it walks through them. kGroup tiles are loaded before the first one is used; groups whose
+// steps all exist have separate code. There is no shared memory, and no synchronization beyond the
+// warp.
 //
 // Loads and stores are vectors of 16 bytes. The first tile therefore begins up to kItems - 1 steps
-// before its row, at an aligned address; steps outside the chain are identities, and the lanes that
-// have some take theirs one by one.
+// before its row, at an aligned address. Steps outside the chain are identities, and lanes that
+// have such steps access theirs one by one.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -16,7 +16,7 @@
 
 namespace selective_scan::cuda::diagonal {
 
-/// How many steps a lane takes of a tile: what fits in a vector of 16 bytes, or two.
+/// The number of a tile's steps that a lane takes: what fits one or two vectors of 16 bytes.
 template <class T, class Storage>
 struct RowShape {
   static constexpr int kItems = sizeof(T) == 16 ? 2 : 4;
@@ -31,7 +31,7 @@ struct RowShape<float, Stored<BFloat16, kReversed>> {
 };
 constexpr int kMaxItems = 8;
 
-/// The composition of the maps of a chain's lanes up to each.
+/// Returns the composition of the maps of a chain's lanes, up to and including each lane's.
 template <class T>
 __device__ AffineMap<T> scan_lanes(int lane, AffineMap<T> map) {
 #pragma unroll
@@ -63,7 +63,7 @@ class RowChain : public Chain<Step, Params, Storage> {
     this->place(split, vectorised_ ? shift : 0, vectorised_ ? kItems : 1);
   }
 
-  /// The map of the whole chain; nothing is written.
+  /// Returns the map of the whole chain; writes nothing.
   __device__ AffineMap<T> map() const {
     AffineMap<T> total = AffineMap<T>::identity();
     for_each_group([&]<bool kIsWhole>(int64_t first) {
@@ -117,8 +117,8 @@ class RowChain : public Chain<Step, Params, Storage> {
   }
 
  private:
-  /// Calls visit.operator()<whether all steps of it exist>(its first step) for every group of
-  /// tiles.
+  /// Calls visit.operator()<kIsWhole>(first) for every group of tiles. kIsWhole: all of its steps
+  /// exist.
   template <class Visit>
   __device__ __forceinline__ void for_each_group(const Visit& visit) const {
     constexpr int kSteps = kGroup * kTile;
@@ -130,7 +130,7 @@ class RowChain : public Chain<Step, Params, Storage> {
       }
     }
   }
-  /// Calls visit(g) for those tiles of a group that have steps: a short chain has one.
+  /// Calls visit(g) for the tiles of a group that have steps; a short chain has one.
   template <bool kIsWhole, class Visit>
   __device__ __forceinline__ void for_each_tile(int64_t first, const Visit& visit) const {
 #pragma unroll
@@ -140,7 +140,7 @@ class RowChain : public Chain<Step, Params, Storage> {
     }
   }
 
-  /// The misalignment that all arrays share, -1 if vectors are out of the question.
+  /// Returns the misalignment that all arrays share, or -1 if vectors cannot be used.
   __device__ int common_shift() const {
     const auto shift_of = [](const Cursor& cursor) {
       const unsigned bytes = Elements::bytes(cursor) * cursor.components();
@@ -155,7 +155,7 @@ class RowChain : public Chain<Step, Params, Storage> {
     return all ? shift : -1;
   }
 
-  /// h at the position itself: h_previous points one step further.
+  /// Returns a cursor to h at the position itself; h_previous points one step further.
   __device__ Cursor states_now() const {
     Cursor now = this->previous_;
     now.data -= now.step * Elements::bytes(now);
@@ -166,12 +166,12 @@ class RowChain : public Chain<Step, Params, Storage> {
     return first + (static_cast<int64_t>(g) * kWarpSize + lane_) * kItems;
   }
 
-  /// Whether all steps of a lane's vector are inside the chain and may be read as one.
+  /// Returns whether `steps` steps are all inside the chain and can be accessed as vectors.
   __device__ bool is_whole(int64_t position, int steps = kItems) const {
     return vectorised_ && position >= this->begin_ && position + steps <= this->end_;
   }
 
-  /// Steps outside the chain are `outside`.
+  /// Loads a lane's steps one by one. Steps outside the chain become `outside`.
   __device__ void load(const Cursor& cursor, int64_t position, int64_t end, T outside,
                        Items& out) const {
 #pragma unroll
@@ -202,8 +202,8 @@ class RowChain : public Chain<Step, Params, Storage> {
     });
   }
 
-  /// The states before the steps: where they can be read as vectors, the states after them, moved
-  /// on by one.
+  /// Loads the states before the steps. If vectors can be used, it loads the states after the steps
+  /// and moves them by one.
   template <bool kIsWhole>
   __device__ void load_previous_group(int64_t first, Items (&h)[kGroup]) const {
     const int64_t last = this->row_end_ - 1;

@@ -1,13 +1,12 @@
 // The general diagonal scan on the GPU. It moves three values for every multiply-add (five in the
-// backward pass), so memory bounds it, and all that is done here keeps loads wide and in flight.
+// backward pass), so it is bound by memory, and the design keeps loads wide and in flight.
 //
-// A chain is a row, or one segment of time of a row where rows are few. Chains of rows that are
-// contiguous in time have a warp each (rows.cuh), others a lane in each warp of a
-// block (columns.cuh).
+// A chain is a row, or one segment of time of a row if rows are few. Chains of rows that are
+// contiguous in time have a warp each (rows.cuh), the others a lane in each warp of a block
+// (columns.cuh).
 //
 // Segmented rows take three kernels: the map of every segment, the state with which every segment
-// begins (a warp for each row), and the scan itself. Nothing depends on the order in which blocks
-// run.
+// begins (one warp per row), and the scan itself. Nothing depends on the order in which blocks run.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,13 +23,13 @@ namespace selective_scan::cuda::diagonal {
 
 constexpr int kRowThreads = 128;
 constexpr int kColumnThreads = kColumnWarps * kWarpSize;
-/// Segments are whole numbers of this many steps.
+/// A segment's steps are a multiple of this number.
 constexpr int64_t kSegmentUnit = 1024;
 /// Rows are split until every multiprocessor has this many warps.
 constexpr int64_t kWantedWarps = 16;
 
-/// Calls visit(chain, index among (row, segment), leader) for a thread that works on a chain; the
-/// leader writes what belongs to the chain as a whole.
+/// Calls visit(chain, index of (row, segment), is_leader) for a thread that works on a chain. The
+/// leader writes the results that belong to the chain as a whole.
 template <class Step, class Params, class Storage, class Visit>
 __device__ void with_row_chain(const Params& params, const Segmentation& split,
                                const Visit& visit) {
@@ -61,8 +60,8 @@ __device__ void with_column_chain(const Params& params, const Segmentation& spli
 template <class Step, class Params, class Storage, bool kIsColumns>
 struct Chains {
   static constexpr int kThreads = kIsColumns ? kColumnThreads : kRowThreads;
-  /// On a multiprocessor. What bounds most calls is how many loads are in flight; where values take
-  /// one register each, so many blocks hold theirs without spilling.
+  /// Blocks per multiprocessor. Most calls are bound by the number of loads in flight; if values
+  /// take one register each, this number of blocks can hold theirs without spilling.
   static constexpr int kMinBlocks = sizeof(typename Step::Value) > 4 || !kIsKnown<Storage> ? 1
                                     : kIsColumns                                           ? 3
                                                                                            : 5;
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(Chains<Step, Params, Storage, kIsColumns>::kTh
       });
 }
 
-/// Replaces each map's offset by the state with which its segment begins. A warp owns a row.
+/// Replaces each map's offset by the state with which its segment begins. A warp has one row.
 template <class Step, class Params>
 __global__ void __launch_bounds__(kRowThreads)
     start_kernel(const __grid_constant__ Params params, Segmentation split,
@@ -122,12 +121,12 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// The kernels of one kind of chain as a launch sees them.
+/// The kernels of one kind of chain, as the launcher uses them.
 template <class T, class Params>
 struct ChainKernels {
   void (*map)(Params, Segmentation, AffineMap<T>*);
   void (*scan)(Params, Segmentation, const AffineMap<T>*);
-  int threads;  // of a block
+  int threads;  // threads of a block
 };
 
 template <class Step, class Params, class Storage, bool kIsColumns>
@@ -155,7 +154,7 @@ cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kern
                              ? ceil_div(params.rows, kWarpSize) * split.segments
                              : ceil_div(params.rows * split.segments * kWarpSize, kernels.threads);
   const LaunchShape shape{blocks, kernels.threads};
-  if (shape.blocks == 0) return cudaSuccess;  // there is no sequence
+  if (shape.blocks == 0) return cudaSuccess;  // there are no sequences
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
   if (maps != nullptr) {
     cudaError_t error = launch_kernel(kernels.map, shape, stream, params, split, maps);
@@ -196,7 +195,7 @@ cudaError_t launch(const Params& params, const Segmentation& split, void* worksp
                                   workspace, stream);
   };
   const auto with = [&]<class T, class Element>(T* compute, Element*) {
-    // Columns are walked by their strides in either direction.
+    // The kernels of columns follow strides in either direction.
     if (is_reversed(params) && !split.is_columns) {
       return with_storage(compute, static_cast<Stored<Element, true>*>(nullptr));
     }
@@ -225,10 +224,10 @@ inline bool is_contiguous_in_time(const DiagonalArray& array) {
   return array.step == components || array.step == -components;
 }
 
-/// A function of the sizes, the layout of `x` (b or dh) and the device.
+/// Divides a call, depending on the sizes, the layout of `x` (b or dh) and the device.
 inline Segmentation make_segmentation(const DiagonalScanParams& params, const DiagonalArray& x) {
   Device device;
-  current_device(device);  // what went wrong the launch reports
+  current_device(device);  // the launch reports errors
 
   Segmentation split;
   split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
@@ -249,7 +248,7 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Di
   return split;
 }
 
-/// Enqueues a pass; `x` as above.
+/// Enqueues a pass; `x` as for make_segmentation().
 template <template <class> class Step, class Params>
 cudaError_t run(const Params& params, const DiagonalArray& x, const ScratchMemory& memory,
                 cudaStream_t stream) {

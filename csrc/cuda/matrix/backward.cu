@@ -1,11 +1,11 @@
 // The backward scan with full state matrices on the GPU; csrc/cpu/matrix/backward.h has the
 // formulas.
 //
-// As forward, a block has a channel of a batch entry, and its warps are a pipeline. From the state
-// saved before a chunk it takes the steps again and keeps the states; on the way back it factors
-// each step anew and keeps λ. What the gradients gain from a chunk is added up when all of that is
-// there, by all warps. What several blocks contribute to one gradient they leave apart; basis.cu
-// adds it up.
+// As in the forward pass, a block has one channel of one batch entry, and its warps are a pipeline.
+// From the state saved before a chunk, the block repeats the chunk's steps and keeps the states. On
+// the way back it factors each step again and keeps λ. When all of these are complete, all warps
+// add the chunk's terms to the gradients. If several blocks contribute to one gradient, each stores
+// its part separately, and basis.cu sums the parts.
 #include "../launch.h"
 #include "basis.h"
 #include "row.cuh"
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
     for_own<kOwn>(order, [&](int, int n) { dH[r * order + n] = T{}; });
   }
   Vector carry = row.load_state(params.dlast_state);
-  Vector dB{}, dC{};  // of constant B and C, in the basis, of this warp's steps
+  Vector dB{}, dC{};  // of constant B and C, in the basis, from this warp's steps
   R dD = R(0), ddelta_bias = R(0);
 
   const int64_t chunks = ceil_div(params.seqlen, int64_t{kChunk});
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
 
-    // --- and back, position 0 being the last step
+    // --- backward through the chunk; position 0 is the last step
     for (int position = 0; position < steps + 1; ++position) {
       const int t = steps - 1 - position;
       if (warp == 0 && position > 0) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
 
-    // --- what the gradients gain: of B, C, u and Δ by groups of steps
+    // --- the chunk's terms of dB, dC, du and dΔ, by groups of steps
     for (int start = warp * kGroup; start < steps; start += kWarps * kGroup) {
       const auto step_of = [&](int s) { return start + s < steps ? first + start + s : -1; };
       const Group B = row.template B_in_basis<kGroup>(params, step_of);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
 
-    // --- of H: Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
+    // --- the chunk's terms of dH: Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
     for (int start = 0; start < steps; start += kUpdate) {
       Vector middles[kUpdate];
 #pragma unroll
@@ -207,10 +207,10 @@ __global__ void __launch_bounds__(kThreads)
       row.store_steps(params.du, first, D * dy + input_delta * through_gain);
       row.store_steps(params.ddelta, first, ddelta);
     }
-    __syncthreads();  // the next chunk writes over what was kept of this one
+    __syncthreads();  // the next chunk overwrites what this one has kept
   }
 
-  // --- what was added up over all steps
+  // --- sums over all steps
   if (!params.variable_B) row.store_values(row.at_position(shared.B, warp, kRing), dB);
   if (!params.variable_C) row.store_values(row.at_position(shared.C, warp, kRing), dC);
   __syncthreads();

@@ -27,7 +27,7 @@ __device__ Complex<R> narrowed(Complex<double> value, Complex<R>) {
   return {narrowed(value.re, R()), narrowed(value.im, R())};
 }
 
-/// Entry `index` of A, exactly, whatever its type.
+/// Loads entry `index` of A exactly, whatever its type.
 __device__ double load_wide(const ArrayView& view, int64_t index, double) {
   return load_element<double>(view.data, view.dtype, index);
 }
@@ -35,8 +35,8 @@ __device__ Complex<double> load_wide(const ArrayView& view, int64_t index, Compl
   return {load_wide(view, index, double()), load_wide(view, index + view.imag, double())};
 }
 
-/// A warp has a channel: its lanes go along the columns where rows are combined, along the rows
-/// where columns are.
+/// Reduces a channel's matrix with one warp. Its lanes lie along the columns while rows are
+/// combined, and along the rows while columns are combined.
 template <class T>
 __global__ void __launch_bounds__(kWarpSize)
     reduce_kernel(const __grid_constant__ MatrixForwardParams params, Workspace workspace) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kWarpSize)
   }
 }
 
-/// dA = Q·(Σ dH over the batch)·Q^H, a warp for each channel.
+/// Computes dA = Q·(Σ dH over the batch)·Q^H, with one warp per channel.
 template <class T>
 __global__ void __launch_bounds__(kWarpSize)
     turn_back_kernel(const __grid_constant__ MatrixBackwardParams params, Workspace workspace) {

@@ -1,4 +1,4 @@
-// What comes before the scans and after the backward one, for every channel.
+// The kernels that run before the scans and after the backward scan, on whole channels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,12 +7,12 @@
 
 namespace selective_scan::cuda::matrix {
 
-/// Householder's reduction, in double precision: fills workspace.bases.
+/// Computes Householder's reduction of A, in double precision, into workspace.bases.
 cudaError_t reduce(const MatrixForwardParams& params, const Workspace& workspace,
                    cudaStream_t stream);
 
-/// dA from dH, and the gradients that are sums over batch entries or channels from their parts, in
-/// a fixed order.
+/// Computes dA from dH, and sums the gradients whose parts come from several batch entries or
+/// channels, in a fixed order.
 cudaError_t finish(const MatrixBackwardParams& params, const Workspace& workspace,
                    cudaStream_t stream);
 

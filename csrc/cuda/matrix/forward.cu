@@ -1,8 +1,8 @@
 // The forward scan with full state matrices on the GPU.
 //
-// A block has a channel of a batch entry, and walks its steps as a pipeline of three warps, each of
-// which is at another position: the factors of a step and B and C in the basis depend on no state,
-// and are there when the state gets to the step. Bound by the chain of eliminations and
+// A block has one channel of one batch entry and walks through its steps as a pipeline of three
+// warps, each at another position. The factors of a step, and B and C in the basis, depend on no
+// state and are ready when the state reaches the step. Bound by the chain of eliminations and
 // substitutions that the state goes through.
 #include "../launch.h"
 #include "basis.h"
@@ -23,13 +23,14 @@ __global__ void __launch_bounds__(kThreads)
   const System<T, kOwn> system(row.order, shared.H);
   row.copy_H(warp, shared.H);
 
-  // Each is the business of one warp.
+  // Each of these functions runs on one warp.
   const auto project = [&](int64_t t) {
     const auto step_of = [&](int s) { return t + s; };
     row.store_group(shared.B, t, row.template B_in_basis<kGroup>(params, step_of));
     row.store_group(shared.C, t, row.template C_in_basis<kGroup>(params, step_of));
   };
-  // Of this lane's step in the chunk where the warp is. Warp 0 has u times the input's step.
+  // For this lane's step in the warp's current chunk. In warp 0, u is multiplied by the input's
+  // step.
   R delta = R(0), u = R(0), y = R(0);
   Vector h = row.load_state(params.initial_state);
   const auto advance = [&](int64_t t, int in_chunk) {

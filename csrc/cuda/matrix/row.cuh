@@ -1,5 +1,5 @@
-// What the kernels of both passes read and write: a channel of a batch entry, its basis, and what
-// the warps of its block hand to each other.
+// The data of both passes' kernels: a channel of a batch entry, its basis, and the shared memory by
+// which the warps of its block exchange values.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -14,22 +14,23 @@ namespace selective_scan::cuda::matrix {
 constexpr int kWarps = 3;
 constexpr int kThreads = kWarps * kWarpSize;
 
-/// Returns the warp's index in the block. It comes from a lane, so that the compiler knows that
-/// lanes branch alike on it.
+/// Returns the warp's index in the block. The shuffle lets the compiler know that all lanes branch
+/// alike on it.
 __device__ inline int warp_index() {
   return shuffle(static_cast<int>(threadIdx.x) / kWarpSize, 0);
 }
 
-/// Steps whose B or C go into the basis together: an entry of Q that is read serves all of them.
+/// Steps whose B or C are transformed to the basis together, so that one read of Q serves all of
+/// them.
 constexpr int kGroup = 4;
-/// Steps of B or C in the basis that are there at a time.
+/// Steps of B or C in the basis that are kept at a time.
 constexpr int kRing = 2 * kGroup;
 
-/// What is in shared memory; over a null base it only measures.
+/// The layout of shared memory. With a null base it only measures the size.
 template <class T>
 struct Shared {
   T* H = nullptr;
-  Factors<T> factors;  // of even positions; those of odd ones lie factors_bytes behind
+  Factors<T> factors;  // of even positions; those of odd ones are factors_bytes further
   T* B = nullptr;      // (position % kRing, state)
   T* C = nullptr;
   T* states = nullptr;  // (position % 2, state)
@@ -63,7 +64,7 @@ struct Shared {
   }
 };
 
-/// Entries of an array, a state each. Of all dtypes, so not inlined at every use.
+/// Loads the entries of an array, one per state. It handles all dtypes, so it is not inlined.
 template <class T, int kOwn>
 __device__ __noinline__ Entries<T, kOwn> load_entries(ArrayView view, int64_t offset, int order) {
   Entries<T, kOwn> x{};
@@ -77,13 +78,13 @@ __device__ __noinline__ void store_entries(ArrayView view, int64_t offset, int o
   for_own<kOwn>(order,
                 [&](int i, int n) { store_component(view, offset + n * view.state, x.v[i]); });
 }
-/// An element of a sequence or of D or the like.
+/// Loads an element of a sequence, of D or of a similar array.
 template <class R>
 __device__ __noinline__ R load_real(ArrayView view, int64_t offset) {
   return load_component<R>(view, offset);
 }
 
-/// A channel of a batch entry, and the basis of the channel: A = Q·H·Q^H.
+/// A channel of a batch entry, and the channel's basis: A = Q·H·Q^H.
 template <class T, int kOwn>
 struct Row {
   using R = real_t<T>;
@@ -112,7 +113,7 @@ struct Row {
         Q(H + order * order),
         Q_transposed(Q + order * order) {}
 
-  /// The block copies H to shared memory.
+  /// Copies H to shared memory, with all warps of the block.
   __device__ void copy_H(int warp, T* target) const {
     for (int row = warp; row < order; row += kWarps) {
       for_own<kOwn>(order,
@@ -120,15 +121,15 @@ struct Row {
     }
   }
 
-  /// The number of the channel in its group.
+  /// Returns the channel's index in its group.
   __device__ int64_t tile(const ScanParams& params) const {
     return channel - group * (params.dim / params.groups);
   }
   __device__ int64_t offset(const ArrayView& view) const {
     return batch * view.batch + channel * view.channel;
   }
-  /// Element of this lane of a sequence, in the chunk that starts with step `first`, of the compute
-  /// type; 0 beyond the end.
+  /// Returns this lane's element of a sequence, in the compute type, for the chunk that starts at
+  /// step `first`; 0 past the end.
   __device__ R load_steps(const ArrayView& view, int64_t first) const {
     const int64_t step = first + lane_index();
     return step < seqlen ? load_real<R>(view, offset(view) + step * view.step) : R(0);
@@ -145,30 +146,30 @@ struct Row {
     const R raw = load_raw_delta(params, first);
     return finite_step(params.delta_softplus ? softplus<DeviceMath>(raw) : raw);
   }
-  /// The steps of the input.
+  /// Returns the steps of the input, which are `delta` unless the call has input_delta.
   __device__ R load_input_delta(const ScanParams& params, int64_t first, R delta) const {
     return params.input_delta.present() ? load_steps(params.input_delta, first) : delta;
   }
 
-  /// Q·x
+  /// Returns Q·x.
   template <int kCount>
   __device__ Vectors<kCount> by_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q_transposed, x, [](T entry) { return entry; });
   }
   __device__ Vector by_Q(const Vector& x) const { return by_Q(Vectors<1>{{x}}).v[0]; }
-  /// Q^H·x
+  /// Returns Q^H·x.
   template <int kCount>
   __device__ Vectors<kCount> by_adjoint_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q, x, [](T entry) { return conj(entry); });
   }
-  /// Q^T·x
+  /// Returns Q^T·x.
   template <int kCount>
   __device__ Vectors<kCount> by_transposed_Q(const Vectors<kCount>& x) const {
     return sum_of_rows(Q, x, [](T entry) { return entry; });
   }
 
-  /// B or C, out of the basis, at the steps step_of(0), step_of(1)...; 0 where there is no such
-  /// step. The same for all steps if it is not variable.
+  /// Loads B or C, not in the basis, at the steps step_of(0), step_of(1), ...; 0 if a step does not
+  /// exist. If it is not variable, all steps have the same values.
   template <int kCount, class StepOf>
   __device__ Vectors<kCount> projections(const ArrayView& view, bool is_variable,
                                          const StepOf& step_of) const {
@@ -193,7 +194,7 @@ struct Row {
   __device__ Vectors<kCount> C_in_basis(const ScanParams& params, const StepOf& step_of) const {
     return by_transposed_Q(projections<kCount>(params.C, params.variable_C, step_of));
   }
-  /// Fills a ring's slots of a group's positions.
+  /// Stores a group's values to its positions' slots in a ring.
   __device__ void store_group(T* ring, int64_t position, const Vectors<kGroup>& x) const {
 #pragma unroll
     for (int s = 0; s < kGroup; ++s) store_values(at_position(ring, position + s, kRing), x.v[s]);
@@ -202,7 +203,7 @@ struct Row {
     return ring + static_cast<unsigned>(position) % slots * order;
   }
 
-  /// A state in the basis; as it is where there are no steps.
+  /// Loads a state and transforms it to the basis. Without steps it stays as it is.
   __device__ Vector load_state(const ArrayView& view) const {
     const Vector x = load_entries<T, kOwn>(view, offset(view), order);
     return seqlen > 0 ? by_adjoint_Q(Vectors<1>{{x}}).v[0] : x;
@@ -210,7 +211,7 @@ struct Row {
   __device__ void store_state(const ArrayView& view, const Vector& x) const {
     store_entries(view, offset(view), order, seqlen > 0 ? by_Q(x) : x);
   }
-  /// Saved states, of the boundary behind `chunk`.
+  /// Returns the place of the states saved at the end of `chunk`.
   __device__ T* saved(const ScanParams& params, int64_t chunk) const {
     const int64_t index = (batch * num_saved_states(seqlen) + chunk) * params.dim + channel;
     return static_cast<T*>(params.states) + index * order;
@@ -223,7 +224,7 @@ struct Row {
   __device__ void store_values(T* values, const Vector& x) const {
     for_own<kOwn>(order, [&](int i, int n) { values[n] = x.v[i]; });
   }
-  /// Stores zeros behind the states, up to `padded` of them.
+  /// Stores the states, and zeros after them up to `padded` values.
   __device__ void store_padded(T* values, int padded, const Vector& x) const {
     for_own<kOwn>(padded, [&](int i, int n) { values[n] = n < order ? x.v[i] : T{}; });
   }
@@ -249,7 +250,7 @@ struct Row {
   }
 };
 
-/// A block for each row.
+/// Returns a launch with one block per row.
 template <class T>
 LaunchShape shape_of_rows(const ScanParams& params) {
   LaunchShape shape;
@@ -259,7 +260,8 @@ LaunchShape shape_of_rows(const ScanParams& params) {
   return shape;
 }
 
-/// Calls visit with a null pointer of the compute type and the entries of a lane as a constant.
+/// Calls visit with a null pointer of the compute type and the number of entries per lane, a
+/// constant.
 template <class Visit>
 cudaError_t with_types(const ScanParams& params, const Visit& visit) {
   if (params.dstate > kMaxMatrixDstate) return cudaErrorInvalidValue;

@@ -1,8 +1,8 @@
 // Linear algebra of one warp with one Hessenberg matrix.
 //
-// Vectors are spread over the lanes: a lane has the entries n = lane + 32·i. Matrices are (row,
-// column) in shared memory, rows an odd number of values apart, so that lanes along rows and along
-// columns both meet different banks.
+// Vectors are distributed over the lanes: a lane has the entries n = lane + 32·i. Matrices are
+// (row, column) in shared memory with rows an odd number of values apart, so that lanes along rows
+// and lanes along columns both access different banks.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -20,7 +20,7 @@ __device__ R size_of(Complex<R> a) {
   return size_of(a.re) + size_of(a.im);
 }
 
-/// 1/a, also where |a|² is out of range.
+/// Returns 1/a, even if |a|² is out of range.
 template <class R>
 __device__ R inverse_of(R a) {
   return reciprocal(a);
@@ -43,12 +43,12 @@ __device__ inline int lane_index() {
   return static_cast<int>(threadIdx.x) % kWarpSize;
 }
 
-/// A vector: what one lane has of it.
+/// One lane's entries of a vector.
 template <class T, int kOwn>
 struct Entries {
   T v[kOwn];
 
-  /// Entry n, for all lanes.
+  /// Returns entry n, to all lanes.
   __device__ T at(int n) const {
     T value = v[0];
     if constexpr (kOwn == 2) value = n < kWarpSize ? v[0] : v[1];
@@ -62,7 +62,7 @@ struct Entries {
   }
 };
 
-/// start + distance·direction
+/// Returns start + distance·direction.
 template <class T, int kOwn>
 __device__ Entries<T, kOwn> moved(const Entries<T, kOwn>& start, real_t<T> distance,
                                   const Entries<T, kOwn>& direction) {
@@ -86,7 +86,7 @@ SELECTIVE_SCAN_HD int matrix_values(int order) {
   return order * pitch_of(order);
 }
 
-/// Calls visit(i, n) for the entries n = lane + 32·i that are there.
+/// Calls visit(i, n) for this lane's entries n = lane + 32·i that exist.
 template <int kOwn, class Visit>
 __device__ void for_own(int order, const Visit& visit) {
 #pragma unroll
@@ -96,8 +96,8 @@ __device__ void for_own(int order, const Visit& visit) {
   }
 }
 
-/// Calls visit(i, lane, n) for the entries n = lane + 32·i from `first` to before `end`, i a
-/// constant once the loops are unrolled. All lanes visit all of them.
+/// Calls visit(i, lane, n) for the entries n = lane + 32·i with first <= n < end. All lanes visit
+/// all of them. Once the loops are unrolled, i is a constant.
 template <int kOwn, class Visit>
 __device__ void for_all(int first, int end, const Visit& visit) {
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ void for_all(int first, int end, const Visit& visit) {
     for (int n = first > begin ? first : begin; n < stop; ++n) visit(i, n - begin, n);
   }
 }
-/// Visits them from the last to the first.
+/// Does the same from the last entry to the first.
 template <int kOwn, class Visit>
 __device__ void for_all_reversed(int first, int end, const Visit& visit) {
 #pragma unroll
@@ -121,25 +121,25 @@ __device__ void for_all_reversed(int first, int end, const Visit& visit) {
   }
 }
 
-/// How a row was eliminated: exchanged with the one below or not, it was added to that one
-/// `multiplier` times.
+/// How a row was eliminated: it was exchanged with the row below if `exchanged`, then the upper row
+/// was added to the lower one `multiplier` times.
 template <class T>
 struct alignas(2 * sizeof(real_t<T>)) Elimination {
   T multiplier;
   int exchanged;
 };
 
-/// What I − s·H is taken apart into: after the eliminations it is D·U with a diagonal D, and ones
-/// in the diagonal of U.
+/// The factors of I − s·H. The eliminations turn it into D·U, with a diagonal D and a U that has
+/// ones on its diagonal.
 template <class T>
 struct Factors {
-  T* U;                          // (row, column), right of the diagonal alone
-  T* inverse;                    // of D
-  Elimination<T>* eliminations;  // but for the last row
+  T* U;                          // (row, column), only right of the diagonal
+  T* inverse;                    // inverse of D
+  Elimination<T>* eliminations;  // one per row, without the last
 };
 
-/// A step through the midpoint: after = start + rise with rise = Δ·H·middle + input, middle = start
-/// + rise/2. `product` is H·middle.
+/// A step through the midpoint: middle = start + rise/2 and after = start + rise, with rise =
+/// Δ·H·middle + input. `product` is H·middle.
 template <class T, int kOwn>
 struct MidpointStep {
   Entries<T, kOwn> middle;
@@ -153,11 +153,11 @@ class System {
   using Vector = Entries<T, kOwn>;
 
  public:
-  /// Takes a matrix in shared memory that the block has filled or is to fill.
+  /// Takes a matrix in shared memory, which the block may fill later.
   __device__ System(int order, T* H) : order_(order), pitch_(pitch_of(order)), H_(H) {}
 
-  /// Factors of I − s·H by elimination with exchanges of neighbouring rows. All lanes agree on
-  /// each.
+  /// Factors I − s·H by elimination with exchanges of neighboring rows. All lanes decide alike on
+  /// each exchange.
   __device__ void factor(R s, const Factors<T>& factors) const {
     Vector above = row_of_system(s, 0);
     for_all<kOwn>(0, order_ - 1, [&](int part, int lane, int k) {
@@ -184,15 +184,15 @@ class System {
     if (lane_index() == 0) factors.inverse[order_ - 1] = inverse;
   }
 
-  /// A step of the recurrence. What elimination gets wrong it gets wrong in every step of the same
-  /// Δ, so that it adds up; the residual of its solution mends that.
+  /// Takes a step of the recurrence. Elimination makes the same error in every step of the same Δ,
+  /// so that errors would add up; the residual of its solution corrects them.
   __device__ MidpointStep<T, kOwn> step(R delta, const Vector& start, const Vector& input,
                                         const Factors<T>& factors) const {
     return midpoint_step(
         delta, start, input, [&](const Vector& x) { return product(x); },
         [&](Vector& x) { solve(factors, x); });
   }
-  /// Takes the same step with H^H, and without an input.
+  /// Takes the same step with H^H and without an input.
   __device__ MidpointStep<T, kOwn> adjoint_step(R delta, const Vector& start,
                                                 const Factors<T>& factors) const {
     return midpoint_step(
@@ -201,8 +201,8 @@ class System {
   }
 
  private:
-  /// (I − Δ/2·H)·middle = start + input/2; then the residual r of that, r = start − middle +
-  /// rise/2, gives the correction c of the middle, and Δ·H·c of the rise is 2·(c − r).
+  /// Solves (I − Δ/2·H)·middle = start + input/2. The residual of the solution, r = start − middle
+  /// + rise/2, then gives the correction c of `middle`. That of the rise, Δ·H·c, is 2·(c − r).
   template <class Product, class Solve>
   static __device__ MidpointStep<T, kOwn> midpoint_step(R delta, const Vector& start,
                                                         const Vector& input, const Product& product,
@@ -220,7 +220,7 @@ class System {
     return step;
   }
 
-  /// H·x
+  /// Returns H·x.
   __device__ Vector product(const Vector& x) const {
     Vector result{};
     for_all<kOwn>(0, order_, [&](int part, int lane, int j) {
@@ -231,7 +231,7 @@ class System {
     });
     return result;
   }
-  /// H^H·x
+  /// Returns H^H·x.
   __device__ Vector adjoint_product(const Vector& x) const {
     Vector result{};
     for_all<kOwn>(0, order_, [&](int part, int lane, int row) {
@@ -243,7 +243,7 @@ class System {
     return result;
   }
 
-  /// x becomes (I − s·H)^-1·x.
+  /// Replaces x by (I − s·H)^-1·x.
   __device__ void solve(const Factors<T>& factors, Vector& x) const {
     Vector pivots;
     T current = shuffle(x.v[0], 0);
@@ -268,7 +268,7 @@ class System {
     });
   }
 
-  /// x becomes (I − s·H)^-H·x.
+  /// Replaces x by (I − s·H)^-H·x.
   __device__ void solve_adjoint(const Factors<T>& factors, Vector& x) const {
     for_all<kOwn>(0, order_ - 1, [&](int part, int lane, int k) {
       const T value = shuffle(x.v[part], lane);
@@ -303,7 +303,7 @@ class System {
     return entries;
   }
 
-  /// The index of an entry, −1 where this lane does not have it.
+  /// Returns the index of an entry, or −1 if this lane does not have it.
   __device__ int own_or_none(int i) const {
     const int n = lane_index() + i * kWarpSize;
     return n < order_ ? n : -1;
@@ -321,7 +321,7 @@ __device__ Entries<T, kOwn> conjugate(Entries<T, kOwn> x) {
   return x;
 }
 
-/// Re(Σ conj(a)·b)
+/// Returns Re(Σ conj(a)·b).
 template <class T, int kOwn>
 __device__ real_t<T> real_inner_product(const Entries<T, kOwn>& a, const Entries<T, kOwn>& b) {
   real_t<T> sum = real_of_product_conj(a.v[0], b.v[0]);
@@ -329,7 +329,7 @@ __device__ real_t<T> real_inner_product(const Entries<T, kOwn>& a, const Entries
   return sum_over_warp(sum);
 }
 
-/// Re(Σ a·b)
+/// Returns Re(Σ a·b).
 template <class T, int kOwn>
 __device__ real_t<T> real_product(const Entries<T, kOwn>& a, const Entries<T, kOwn>& b) {
   return real_inner_product(conjugate(a), b);

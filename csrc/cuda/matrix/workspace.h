@@ -1,4 +1,4 @@
-// The memory between the kernels of the scan with full state matrices.
+// The scratch memory of the scan with full state matrices.
 #pragma once
 
 #include <type_traits>
@@ -8,16 +8,16 @@
 
 namespace selective_scan::cuda::matrix {
 
-/// Vectors that the backward pass keeps of each step of a chunk.
+/// The number of vectors that the backward pass keeps for each step of a chunk.
 constexpr int64_t kKept = 3;
 
-/// Arrays of a pass, all of the compute type; null where not needed.
+/// Arrays of a pass, all of the compute type; null if not needed.
 struct Workspace {
-  void* bases = nullptr;  // (channel, H or Q or the transposed Q, row, column)
-  void* kept = nullptr;   // of a chunk: (batch, channel, step and one more, h or λ or H^H·λ, state)
-  void* dH = nullptr;     // (batch, channel, row, column)
-  int padded_states = 0;  // of the sums
-  BackwardWorkspace sums;  // a tile is a channel; without dA
+  void* bases = nullptr;   // (channel, H | Q | transposed Q, row, column)
+  void* kept = nullptr;    // of a chunk: (batch, channel, steps + 1, h | λ | H^H·λ, state)
+  void* dH = nullptr;      // (batch, channel, row, column)
+  int padded_states = 0;   // row length of the sums
+  BackwardWorkspace sums;  // with a channel as tile, and without dA
 };
 
 template <class Params>

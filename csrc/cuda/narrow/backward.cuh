@@ -1,19 +1,20 @@
-// The narrow backward scan: few states, of channels enough.
+// The narrow backward scan: few states of many channels.
 //
-// Mapping. As forward, a warp is a block with a channel a lane, and walks backwards through time in
-// chunks of kChunk steps. From the state saved before a chunk each lane goes forward, and keeps Δ
-// and the state before every block of steps; then, last block first, it computes the block's states
-// again in registers and goes back through them. The lanes hold their terms of dB and dC of a block
-// in registers, and add them up by exchanging halves: what a lane has at the end it stores.
+// Mapping. As in the forward pass, a block is one warp with a channel per lane or pair of lanes. It
+// walks backwards through time in chunks of kChunk steps. From the state saved before a chunk, each
+// lane first goes forward, keeping Δ and the state before every block of steps. Then, from the last
+// block to the first, it recomputes the block's states in registers and goes back through them. The
+// lanes hold their terms of a block's dB and dC in registers and sum them over the channels by
+// exchanging halves; each lane stores the sums that it ends up with.
 //
-// Sums over tiles and batches follow in add_gradients(). Every sum has a fixed order.
+// The sums over tiles and batch entries follow in add_gradients(). Every sum has a fixed order.
 //
-// Shared memory: B and C of a chunk in fp32; Δ, [step][lane]; states before blocks,
-// [block][state][lane]; then two chunks of rows of u, delta, dout and z, of which a lane reads its
-// own channel's. du, ddelta and dz take the places of u, delta and z. Rows that are not aligned
-// come all at once.
+// Shared memory: a chunk's B and C in fp32; Δ, [step][lane]; the states before blocks,
+// [block][state][lane]; then two chunks of rows of u, delta, dout and z, of which each lane reads
+// its own channel's. du, ddelta and dz overwrite u, delta and z. Rows that are not aligned to 4
+// bytes are copied with all their steps at once.
 //
-// Bound by instructions, about 100 for a (channel, step) of one state, and by memory.
+// Bound by instructions, about 100 per (channel, step) of one state, and by memory.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -22,8 +23,8 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// Adds up kCount values over kLanes lanes. Sum i is held by lane i·kLanes/kCount and its
-/// neighbours or, where there are more values than lanes, as number i % kHeld by lane i / kHeld.
+/// Sums kCount values over kLanes lanes. Sum i ends up in lane i·kLanes/kCount and the next
+/// kSharing − 1 lanes or, with more values than lanes, in values[i % kHeld] of lane i / kHeld.
 template <int kCount, int kLanes>
 struct LaneSums {
   static constexpr int kHeld = kCount > kLanes ? kCount / kLanes : 1;
@@ -43,7 +44,7 @@ struct LaneSums {
   }
 };
 
-/// A multiprocessor holds so many blocks at least.
+/// The least number of blocks that a multiprocessor holds.
 constexpr int kBackwardBlocks = 12;
 
 template <class Element, int kStates, bool kDense>
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
       for (int n = 0; n < kOwn; ++n) checkpoints[(block * kOwn + n) * kWarpSize] = h[n];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (i >= left) delta.v[i] = 0;  // such a step leaves states as they are
+        if (i >= left) delta.v[i] = 0;  // missing steps leave the states unchanged
         kept_steps[(t + i) * kWarpSize] = delta.v[i];
         const auto projected = projections[t + i];
         const float input = delta.v[i] * u.v[i];
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kWarpSize, kBackwardBlocks)
         const int first = tile.own / Sums::kSharing * Sums::kHeld;
 #pragma unroll
         for (int i = 0; i < Sums::kHeld; ++i) {
-          const int row = (first + i) / kOwn;  // of steps, and of dB and dC in one
+          const int row = (first + i) / kOwn;  // row of [step][dB | dC]
           const int at = row * kStates + tile.part * kOwn + (first + i) % kOwn;
           if (row / 2 < steps - t) {
             sums[static_cast<int64_t>(chunk * kChunk + t) * 2 * kStates + at] = terms[i];

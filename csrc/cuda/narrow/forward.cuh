@@ -1,16 +1,16 @@
-// The narrow forward scan: few states, of channels enough.
+// The narrow forward scan: few states of many channels.
 //
-// Mapping. A warp is a block, and owns 32 channels of one group, or 16 of more than two states: a
-// lane has one of them, or half of its states, in registers, and walks through time in chunks of
-// kChunk steps. The rows of the next chunk are copied to shared memory meanwhile, and B and C of it
-// to registers.
+// Mapping. A block is one warp. It owns 32 channels of one group, or 16 if there are more than two
+// states: a lane keeps one channel's states, or half of them, in registers and walks through time
+// in chunks of kChunk steps. Meanwhile the next chunk's rows are copied to shared memory, and its B
+// and C to registers.
 //
-// Shared memory: B and C of a chunk in fp32, which all lanes read at the same time; then two chunks
-// of rows of u, delta and z as they lie in memory, of which a lane reads its own channel's. out
-// takes the place of u. Rows that are not aligned come all at once.
+// Shared memory: a chunk's B and C in fp32, which all lanes read at the same time; then two chunks
+// of rows of u, delta and z as they lie in memory, of which each lane reads its own channel's. out
+// overwrites u. Rows that are not aligned to 4 bytes are copied with all their steps at once.
 //
-// Bound by memory, with softplus close behind: about 45 instructions for a (channel, step) of one
-// state.
+// Bound by memory, with softplus close behind: one state takes about 45 instructions per (channel,
+// step).
 #pragma once
 
 #include "rows.cuh"
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kWarpSize)
 #pragma unroll
       for (float& value : delta.v) value += bias;
       make_steps_by_series<kSize>(delta, params.delta_softplus);
-      if (left < kItems) {  // such a step leaves states as they are
+      if (left < kItems) {  // missing steps leave the states unchanged
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           if (i >= left) delta.v[i] = 0;

@@ -1,4 +1,4 @@
-// The narrow kernels as their launcher sees them.
+// The interface of the narrow kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// A (batch, channel, step) array whose steps lie side by side; strides in bytes.
+/// A (batch, channel, step) array whose steps are contiguous; strides in bytes.
 struct Sequence {
   char* data = nullptr;  // null: absent
   int64_t batch = 0;
@@ -19,14 +19,14 @@ struct Sequence {
 };
 
 struct ForwardArgs {
-  /// In the order in which they lie in shared memory, where z has no room if it is absent.
+  /// The order of the rows in shared memory, in which an absent z takes no space.
   enum Row { kU, kDelta, kZ, kRows };
 
   ForwardParams params;
   RowLayout rows;
-  int64_t tiles;  // of a group's channels
+  int64_t tiles;  // tiles of a group's channels
   Sequence inputs[kRows];
-  Sequence results[1];  // out, in the place of u
+  Sequence results[1];  // out, stored from u's place
 };
 
 struct BackwardArgs {
@@ -36,11 +36,11 @@ struct BackwardArgs {
   RowLayout rows;
   int64_t tiles;
   Sequence inputs[kRows];
-  Sequence results[kRows];  // the gradients, in the places of what they are of; none of dout
+  Sequence results[kRows];  // each input's gradient, stored from its place; none for dout
   BackwardWorkspace workspace;
 };
 
-/// The launches of one instantiation.
+/// The launch functions of one instantiation.
 template <class Element, int kStates, bool kDense>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,

@@ -14,7 +14,7 @@ template <class Element, int kStates, bool kDense>
 constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
                                 &Kernels<Element, kStates, kDense>::backward};
 
-/// The instances are those of instantiations.py: elements of four bytes are always aligned.
+/// instantiations.py has no dense kernels for fp32, whose elements are always aligned to 4 bytes.
 template <int kStates>
 Launches launches_of_dense(DType dtype) {
   return dtype == DType::kBFloat16 ? kLaunches<BFloat16, kStates, true>
@@ -51,7 +51,7 @@ Sequence make_sequence(const ArrayView& view) {
   return {static_cast<char*>(view.data), view.batch * size, view.channel * size};
 }
 
-/// What both passes are given.
+/// Fills in the arguments that both passes have in common.
 template <class Args, class Params, class Plan>
 Args make_args(const Params& params, const Plan& plan) {
   Args args{};

@@ -1,4 +1,4 @@
-// The plans of the narrow path, few states of many channels: what launch.cu turns into launches.
+// The plans of the narrow path (few states of many channels), which launch.cu turns into launches.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace selective_scan::cuda::narrow {
 
 template <class Scratch>
 struct Plan {
-  int padded_states;  // of an instantiation
-  int warp_channels;  // likewise
+  int padded_states;  // the instantiation's number of states, at least dstate
+  int warp_channels;  // channels of a warp in this instantiation
   RowLayout rows;
-  int64_t tiles;  // of a group's channels, a warp each
+  int64_t tiles;  // tiles of a group's channels, one warp per tile
   LaunchShape shape;
   Scratch scratch;
 };
 using ForwardPlan = Plan<ForwardScratch>;
 using BackwardPlan = Plan<BackwardScratch>;
 
-/// Each makes the plan, or has done nothing of use where it refuses.
+/// Both make the plan. If they refuse the call, the contents of `plan` are meaningless.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 

@@ -1,5 +1,5 @@
-// What the narrow kernels have in common: a warp's channels, and how their rows come to shared
-// memory, and to the lanes that own them.
+// Code that both narrow kernels share: a warp's tile of channels, and the transfer of their rows to
+// shared memory and on to the lanes that own them.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -13,17 +13,17 @@
 
 namespace selective_scan::cuda::narrow {
 
-/// The channels of a warp, and the lane's part of one.
+/// A warp's channels, and the lane's share of them.
 template <class Shape>
 struct Tile {
   int64_t batch;
   int64_t group;
-  int64_t index;          // of the group's tiles
-  int64_t first_channel;  // of all
+  int64_t index;          // among the group's tiles
+  int64_t first_channel;  // among all channels
   int channels;
   int lane;
   int own;   // the lane's channel in the tile
-  int part;  // of the channel's states
+  int part;  // which part of the channel's states the lane has
 
   __device__ __forceinline__ Tile(const ScanParams& params, int64_t tiles)
       : batch(blockIdx.x / (tiles * params.groups)),
@@ -39,11 +39,11 @@ struct Tile {
     channels = static_cast<int>(left < Shape::kChannels ? left : Shape::kChannels);
   }
   __device__ __forceinline__ bool exists() const { return own < channels; }
-  /// The lane's; that of the first lane, if it has none.
+  /// Returns the lane's channel, or the tile's first one if the lane has none.
   __device__ __forceinline__ int64_t channel() const {
     return first_channel + (exists() ? own : 0);
   }
-  /// How many of the lane's states there are.
+  /// Returns how many states exist from the lane's first one on; may be negative.
   __device__ __forceinline__ int states(const ScanParams& params) const {
     return exists() ? static_cast<int>(params.dstate) - part * Shape::kOwn : 0;
   }
@@ -52,7 +52,7 @@ struct Tile {
   }
 };
 
-/// Where the lane's states begin in an array that has them.
+/// Returns the offset of the lane's states in an array with a state dimension.
 template <class Shape>
 __device__ __forceinline__ int64_t own_states(const ArrayView& view, const Tile<Shape>& tile) {
   return tile.batch * view.batch + tile.channel() * view.channel +
@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_states(const ArrayView& view, const Tile<S
   }
 }
 
-/// Adds up what the lanes of a channel have.
+/// Sums the values of a channel's lanes.
 template <class Shape>
 __device__ __forceinline__ float add_parts(float value) {
 #pragma unroll
@@ -99,12 +99,12 @@ class RowMover {
   __device__ __forceinline__ RowMover(const RowLayout& layout, const Tile<Shape>& tile, int seqlen)
       : layout_(layout), tile_(tile), seqlen_(seqlen) {}
 
-  /// The lane's row of an array whose rows begin at `rows`, at the first step of a chunk.
+  /// Returns the lane's row at a chunk's first step, for an array whose rows begin at `rows`.
   __device__ __forceinline__ char* lane_row(char* rows, int chunk) const {
     return rows + tile_.own * layout_.pitch + (kDense ? chunk * kChunk * kSize : 0);
   }
-  /// Starts to copy a chunk of the arrays that are there; all steps, if rows are dense, with the
-  /// first one.
+  /// Starts to copy a chunk of the arrays that are present. Dense rows are copied with all their
+  /// steps in one call.
   template <int kCount>
   __device__ __forceinline__ void fetch(char* rows, const Sequence (&arrays)[kCount],
                                         int chunk) const {
@@ -112,7 +112,7 @@ class RowMover {
       __pipeline_memcpy_async(rows + at, global, kBytes);
     });
   }
-  /// Stores a chunk; all steps, if rows are dense, with the last one or, backwards, the first.
+  /// Stores a chunk, or all steps of dense rows in one call.
   template <int kCount>
   __device__ __forceinline__ void store(const char* rows, const Sequence (&arrays)[kCount],
                                         int chunk) const {
@@ -123,8 +123,8 @@ class RowMover {
   }
 
  private:
-  /// Short sequences take as long as their instructions to come: loops remain loops, but where
-  /// there is little else.
+  /// Short sequences are bound by fetching instructions. So the loop over arrays is not unrolled in
+  /// the backward kernel, which has much other code.
   template <int kCount, class Move>
   __device__ __forceinline__ void for_each_piece(const Sequence (&arrays)[kCount], int chunk,
                                                  const Move& move) const {
@@ -151,7 +151,7 @@ class RowMover {
   template <int kBytes, class Move>
   __device__ __forceinline__ void for_each_vector(int rows, char* origin, int64_t stride, int chunk,
                                                   const Move& move) const {
-    constexpr int kPieces = kChunk * kSize / kBytes;  // of a row
+    constexpr int kPieces = kChunk * kSize / kBytes;  // pieces of a row
     const int left = (seqlen_ - chunk * kChunk) * kSize;
     const int byte = tile_.lane % kPieces * kBytes;
     if (byte >= left) return;
@@ -172,7 +172,7 @@ class RowMover {
   int seqlen_;
 };
 
-/// Reads kCount steps of a lane's row; the first `steps` of them exist, the others are zero.
+/// Reads kCount steps of a lane's row. The first `steps` of them exist, the others become zero.
 template <class Element, bool kDense, int kCount>
 __device__ __forceinline__ void read_row(const char* row, int steps, Pack<float, kCount>& values) {
   if constexpr (kDense) {
@@ -192,8 +192,8 @@ __device__ __forceinline__ void read_row(const char* row, int steps, Pack<float,
   }
 }
 
-/// Writes the steps that exist; of padded rows all. Lanes that share a channel have all read the
-/// row before, and the first of them writes.
+/// Writes the steps that exist or, if rows are padded, all kCount. Lanes that share a channel wait
+/// until all of them have read the row, then the first one writes it.
 template <class Element, class Shape, bool kDense, int kCount>
 __device__ __forceinline__ void write_row(char* row, const Tile<Shape>& tile, int steps,
                                           const Pack<float, kCount>& values) {
@@ -214,15 +214,15 @@ __device__ __forceinline__ void write_row(char* row, const Tile<Shape>& tile, in
   }
 }
 
-/// B and C of a step for a lane's states.
+/// B and C of a step, for the lane's states.
 template <int kOwn>
 struct Projected {
   float B[kOwn];
   float C[kOwn];
 };
 
-/// Brings B and C of a chunk, a step a lane, from global memory to registers and on to shared
-/// memory.
+/// Loads a chunk's B and C, one step per lane, from global memory to registers, and stores them to
+/// shared memory.
 template <class Element, int kStates>
 class ProjectionMover {
   using Shape = WarpShape<kStates>;
@@ -248,7 +248,7 @@ class ProjectionMover {
       raw_C_[n] = C_[step * params_.C.step + n * params_.C.state];
     }
   }
-  /// [step][part][B | C][state]
+  /// Stores the chunk's values as [step][part][B | C][state].
   __device__ __forceinline__ void put() const {
     Pack<float, 2 * kStates> pack;
 #pragma unroll
@@ -259,7 +259,7 @@ class ProjectionMover {
     }
     store_pack(target_ + lane_ * 2 * kStates, pack);
   }
-  /// What put() left of the chunk's step t for the lane's states.
+  /// Returns the values that put() stored for step t of the chunk, for the lane's states.
   __device__ __forceinline__ Projected<kOwn> operator[](int t) const {
     return bit_cast<Projected<kOwn>>(
         load_pack<float, 2 * kOwn>(target_ + t * 2 * kStates + part_ * 2 * kOwn));

@@ -1,12 +1,12 @@
-// The RMS norm of rows, in front of which a residual is added, forward and backward.
+// The RMS norm of rows to which a residual is added first, forward and backward.
 //
-// Mapping. A team of warps owns a row: a thread has kVectors vectors of neighbouring channels in
-// registers, from the loads of all that is read of the row to the last store. A block's teams take
-// rows side by side and go on without each other, and so do blocks. What teams have added up for
-// dweight is added within a block at its end, and over blocks by add_up(). Which rows those are
-// follows from the sizes and the device alone.
+// Mapping. A team of warps owns a row: a thread keeps kVectors vectors of neighboring channels in
+// registers, from the loads of all inputs of the row to the last store. The teams of a block
+// process different rows independently, and so do blocks. The teams' sums for dweight are added
+// within a block at its end, and over blocks by add_up(). The assignment of rows depends on the
+// sizes and the device alone.
 //
-// Bound by: memory. Where rows are not aligned to vectors a thread loads elements.
+// Bound by memory. If rows are not aligned to vectors, threads load single elements.
 
 #include <algorithm>
 
@@ -25,8 +25,8 @@ namespace {
 constexpr int kVector = 8;  // channels
 constexpr int kMostWarps = 24;
 
-/// Threads of a block at the most, and how many blocks a multiprocessor has room for: as many
-/// threads as leave each the registers for kVectors vectors of all that is read of a row.
+/// The most threads of a block, and the number of blocks that a multiprocessor has room for: as
+/// many threads as leave each one the registers for kVectors vectors of all inputs of a row.
 template <class R, int kVectors>
 struct Room {
   static constexpr int kFloats = static_cast<int>(sizeof(R) / sizeof(float)) * kVectors;
@@ -35,14 +35,14 @@ struct Room {
   static constexpr int kBackward = kVectors > 1 ? 512 : 768 / kFloats;
 };
 
-/// Vectors of a thread: one, but of rows for which a team would be large.
+/// Returns the number of a thread's vectors: one, except for rows whose team would be large.
 constexpr int vectors_of(int64_t channels) {
   return channels > 8 * kWarpSize * kVector ? 2 : 1;
 }
 static_assert(kMostNormChannels == 2 * kVector * Room<float, 2>::kForward);
 
-/// A vector of a row, as it lies in memory: all that is read of a row is asked for before anything
-/// is converted.
+/// A vector of a row, as it lies in memory: all loads of a row are issued before anything is
+/// converted.
 template <class R>
 struct Raw {
   Pack<uint4, kVector * sizeof(R) / sizeof(uint4)> words{};
@@ -62,7 +62,7 @@ struct Raw {
 /// The vector of a row that a thread has.
 struct RowVector {
   int64_t channel;
-  int64_t count;  // of its channels that there are; none: at most 0
+  int64_t count;  // channels of the vector that exist; at most 0 if none
   bool is_vector;
 
   template <class R>
@@ -126,7 +126,7 @@ __device__ __forceinline__ void for_each(const Raw<R>& raw, DType dtype, const U
 /// The team that a thread belongs to.
 template <class R, int kVectors>
 struct Team {
-  int warps, index, count;  // of the team; which it is of the block's, and of how many
+  int warps, index, count;  // warps of the team; its index in the block; the block's teams
   RowVector vectors[kVectors];
   int turn = 0;
 
@@ -142,14 +142,14 @@ struct Team {
     }
   }
 
-  /// Calls visit(row) for the team's rows.
+  /// Calls visit(row) for each of the team's rows.
   template <class Visit>
   __device__ __forceinline__ void for_each_row(int64_t rows, const Visit& visit) {
     const int64_t step = int64_t{gridDim.x} * count;
     for (int64_t row = int64_t{blockIdx.x} * count + index; row < rows; row += step) visit(row);
   }
 
-  /// Adds up each of the values over the team's threads, in a fixed order.
+  /// Sums each of the values over the team's threads, in a fixed order.
   template <int kCount>
   __device__ __forceinline__ void add_up(R (&values)[kCount]) {
     __shared__ R of_warps[2][kMostWarps * kCount];
@@ -159,7 +159,8 @@ struct Team {
       for (R& value : values) value += shuffle_xor<kWarpSize>(value, distance);
     }
     if (warps == 1) return;
-    // Who comes to the next but one has met all others since they read these.
+    // The buffers alternate: a warp that comes back to this one has met all others since they read
+    // it.
     R* const sums = of_warps[turn];
     turn ^= 1;
     const int warp = threadIdx.x / kWarpSize;
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kForward,
   });
 }
 
-/// `parts` has a row of dweight for each block.
+/// `parts` gets one row of dweight per block.
 template <class R, int kVectors>
 __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
     backward_kernel(const __grid_constant__ NormBackwardParams params, R* parts, int team_warps,
@@ -292,12 +293,13 @@ __global__ void __launch_bounds__(Room<R, kVectors>::kBackward)
   }
 }
 
-/// How rows are divided.
+/// How rows are divided among teams and blocks.
 struct Shape {
-  int team_warps, team_channels, teams;  // the latter of a block
+  int team_warps, team_channels, teams;  // teams of a block
   LaunchShape launch;
 
-  /// Blocks of so many threads at the most, as many as the device has at a time.
+  /// Blocks have at most `most_threads` threads, and there are at most as many as the device runs
+  /// at once.
   Shape(const NormParams& params, int vectors, int most_threads, int blocks_of_multiprocessor,
         const Device& device) {
     const int64_t warp_channels = int64_t{kWarpSize} * kVector * vectors;

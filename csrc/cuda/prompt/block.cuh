@@ -1,4 +1,4 @@
-// Where a block of the prompt kernels stands, and what its warps share.
+// The position of a block of the prompt kernels, and the resources that its warps share.
 #pragma once
 
 #include "../kit/barriers.cuh"
@@ -8,12 +8,12 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// The barriers of the first buffer, in front of those of the second: makers have filled it for
-/// scanners, or scanners have left it to makers.
+/// The named barriers of the first buffer; the second buffer's have the next numbers. At kFull
+/// makers hand a filled buffer to scanners, at kFree scanners return a used one to makers.
 constexpr int kFull = 1;
 constexpr int kFree = 3;
 
-/// The compiler knows of all that derives from the result that it is the same in all lanes.
+/// Returns lane 0's value. The compiler then knows that the result is the same in all lanes.
 __device__ __forceinline__ int uniform(int value) {
   return __shfl_sync(kFullMask, value, 0);
 }
@@ -25,15 +25,15 @@ __device__ __forceinline__ Pack<float, kCount> to_values(const Pack<Element, kCo
   return values;
 }
 
-/// This is where a block stands.
+/// The channels of a block.
 struct Tile {
   int64_t batch;
   int group;
   int first_channel;
-  int channels;  // of the group from there on
+  int channels;  // from first_channel to the group's end
 };
 
-/// This is where the arrays of a block lie in shared memory.
+/// The positions of a block's arrays in shared memory.
 template <class S, class Element, Along kAlong>
 struct Shared {
   static constexpr int kSize = sizeof(Element);
@@ -55,10 +55,10 @@ struct Shared {
   }
   __device__ float* biases(int scanner) const { return rows(scanner, kBuffers); }
   __device__ float* skips(int scanner) const { return biases(scanner) + S::kBiases; }
-  /// Rows of y, of a warp's channels, if these are not stored by the warp alone.
+  /// Returns the rows of y of a warp's channels. They exist only if rows lie along channels.
   __device__ float* sums(int scanner) const { return skips(scanner) + S::kBiases; }
   __device__ char* raw_rows() const { return reinterpret_cast<char*>(planes(scanners)); }
-  /// Scanning warps meet here, where they store one another's output.
+  /// Returns the barrier at which scanning warps meet if they store one another's output.
   __device__ BarrierState& summed() const {
     return *reinterpret_cast<BarrierState*>(raw_rows() + scanners * S::raw_row_bytes(kSize));
   }

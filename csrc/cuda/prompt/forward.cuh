@@ -1,24 +1,25 @@
-// The forward scan of few sequences, in one launch without segments: prompts.
+// The forward scan of few sequences (prompts), in one launch without segments.
 //
-// Mapping. The first warps of a block scan: each has kChannels channels of one group, a lane holds
-// kStates states of one of these and walks through all of time. With one state a lane there are
-// four times as many warps as in the streamed kernels, so that few channels fill the device. The
-// other warps make what these read, a chunk ahead: Δ and Δ·u, once per (channel, step), and B and C
-// in fp32. There are as many of these where a block has room, since each waits most of the time.
+// Mapping. The first warps of a block scan: each has kChannels channels of one group, and a lane
+// holds kStates states of one of these channels and walks through all of time. With one state per
+// lane there are four times as many warps as in the streamed kernels, so that few channels fill the
+// device. The other warps, the makers, prepare the scan's input one chunk ahead: Δ and Δ·u, once
+// per (channel, step), and B and C in fp32. A maker waits most of the time, so there are as many
+// makers as scanning warps if a block has room.
 //
-// Makers and scanners wait for each other at a barrier of each buffer. Arrays come to makers by
-// asynchronous copies, as they lie in memory; each thread converts what it has copied itself, and
-// copies the chunk after. Scanning lanes leave their parts of y in planes; where these are added
-// up, gated and stored, lanes lie along steps. Arrays are dense along steps or along channels, B
-// and C along steps or states: see pieces.cuh for what a lane moves of either, maker.cuh and
-// scanner.cuh for the two kinds of warps.
+// Makers and scanners wait for each other at the barriers of each buffer. Makers receive arrays by
+// asynchronous copies, as they lie in memory; each thread converts what it has copied itself, then
+// copies the next chunk. Scanning lanes write their parts of y to planes. When these parts are
+// summed, gated and stored, lanes lie along steps. Arrays are dense along steps or along channels,
+// B and C along steps or states. See pieces.cuh for what a lane moves in either case, and maker.cuh
+// and scanner.cuh for the two kinds of warps.
 //
-// Shared memory: raw B and C, two chunks of B and C in fp32, for each scanning warp its planes, two
-// chunks of rows, its channels' delta_bias and D, and y where rows lie along channels, then raw u
-// and delta, and a barrier of the scanning warps, where rows lie along channels: see Shape.
+// Shared memory: raw B and C; two chunks of B and C in fp32; for each scanning warp its planes, two
+// chunks of rows, its channels' delta_bias and D and, if rows lie along channels, its y; then raw u
+// and delta; and, if rows lie along channels, a barrier of the scanning warps. See Shape.
 //
-// Bound by: latency for short sequences; then accesses to shared memory, half of which are parts of
-// y, and of more channels issue slots.
+// Bound by latency for short sequences; otherwise by shared memory accesses, half of which are for
+// the parts of y, and with more channels by issue slots.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(Shape<kStates>::kMostWarps* kWarpSize, 1)
   const Maker<S, Element, kAlong> maker(args, tile, shared);
   maker.start(0, warp, warps);
 
-  // --- what is read once ---
+  // --- inputs that are read once ---
 
   const bool is_scanner = warp < args.scanners;
   const LaneRole role = lane_role(lane, S::kLaneBits);
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(Shape<kStates>::kMostWarps* kWarpSize, 1)
   maker.finish(0, 0, warp, warps);
   __syncthreads();
 
-  // --- warps that make ---
+  // --- making warps ---
 
   if (!is_scanner) {
     const int worker = warp - args.scanners;
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(Shape<kStates>::kMostWarps* kWarpSize, 1)
     return;
   }
 
-  // --- warps that scan ---
+  // --- scanning warps ---
 
   Scanner<S, Element, kAlong>(args, tile, shared, warp, states).run(warps);
   if (!args.last_state.present()) return;

@@ -1,4 +1,4 @@
-// The prompt kernels as their launcher sees them.
+// The interface of the prompt kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,18 +9,18 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// What the kernels take: little enough to be read at once, with distances in bytes.
+/// The kernels' arguments, small enough to be read at once; strides in bytes.
 struct PromptArgs {
   struct Rows {  // (batch, channel, step)
     char* data;
     int64_t batch;
-    int row;  // from a channel to the next, of arrays along channels from a step
+    int row;  // channel stride, or step stride for arrays along channels
   };
   struct Projection {  // (batch, group, state, step)
     const char* data;
     int64_t batch;
     int group;
-    int row;  // from a state to the next, of arrays along channels from a step
+    int row;  // state stride, or step stride for arrays along states
   };
   Rows u, delta, z, out;
   Projection B, C;
@@ -35,7 +35,8 @@ struct PromptArgs {
   bool delta_softplus;
 };
 
-/// kStates: see Shape. Single elements are moved with one state a lane alone.
+/// The launch of one instantiation; kStates as in Shape. kElements has kernels for kStates = 1
+/// only.
 template <class Element, int kStates, Along kAlong>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// The warps of the prompt kernels that make what others scan.
+// The warps of the prompt kernels that prepare the scan's input.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -9,8 +9,8 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// Brings a chunk's input to shared memory. `worker` of `workers` warps share that; what one has
-/// started it also finishes.
+/// Brings a chunk's input to shared memory. Each of `workers` warps does a share of the work, and
+/// finishes what it has started itself.
 template <class S, class Element, Along kAlong>
 class Maker {
  public:
@@ -25,9 +25,9 @@ class Maker {
         u_(tile_of(args.u)),
         delta_(tile_of(args.delta)) {}
 
-  /// Starts copies; what does not exist becomes zero.
+  /// Starts the copies. Input that does not exist becomes zero.
   __device__ __forceinline__ void start(int first_step, int worker, int workers) const {
-    const int steps = args_.seqlen - first_step;  // that are left
+    const int steps = args_.seqlen - first_step;  // remaining steps
     const char* const B = B_ + bytes(args_.B.row, 0, first_step);
     const char* const C = C_ + bytes(args_.C.row, 0, first_step);
 #pragma unroll 1
@@ -60,7 +60,8 @@ class Maker {
     __pipeline_commit();
   }
 
-  /// Makes of what start() has brought what the scan reads. All delta_bias must be there.
+  /// Converts what start() has copied to the scan's input. All of delta_bias must be in shared
+  /// memory.
   __device__ __forceinline__ void finish(int first_step, int buffer, int worker,
                                          int workers) const {
     __pipeline_wait_prior(0);
@@ -93,7 +94,7 @@ class Maker {
         const int steps = args_.seqlen - first_step - p * Pieces::kPieceSteps - pieces.step;
 #pragma unroll
         for (int i = 0; i < Pieces::kLength; ++i) {
-          // A step that does not exist leaves states be.
+          // A missing step leaves the states unchanged.
           if ((kAlong == Along::kElements ? i : 0) >= steps) delta.v[i] = 0;
           input.v[i] *= delta.v[i];
         }
@@ -113,7 +114,7 @@ class Maker {
   static constexpr int kRawDelta = Pieces::kPieces * kRawPiece;
   static constexpr int kRawC = Vectors::kPasses * kWarpSize * 16;
 
-  /// Starts to copy kCount elements, of which `count` exist.
+  /// Starts to copy kCount elements, of which the first `count` exist.
   template <int kCount>
   __device__ __forceinline__ void copy(char* target, const char* source, int count) const {
     if constexpr (kAlong == Along::kElements) {
@@ -147,7 +148,8 @@ class Maker {
   const Shared<S, Element, kAlong>& shared_;
   const Vectors vectors_{};
   const int lane_;
-  // These lie in the first chunk: the lane's vectors, and the tile's first channel.
+  // Addresses in the first chunk: the lane's vectors of B and C, the tile's first channel of u and
+  // delta.
   const char* B_;
   const char* C_;
   const char* u_;

@@ -1,4 +1,4 @@
-// What a lane of the prompt kernels moves of rows, and where it lies.
+// The pieces of rows that a lane of the prompt kernels moves, and their positions.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -6,19 +6,19 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// A chunk of a block's rows is divided into as many shares as warps scan. A lane moves kPieces
-/// pieces of a share, kPieceSteps apart. A piece is kLength elements that lie side by side in
-/// memory: steps of one channel, or all channels of a scanning warp at one step.
+/// A chunk of a block's rows is divided into as many shares as there are scanning warps. A lane
+/// moves kPieces pieces of a share, kPieceSteps steps apart. A piece is kLength elements that are
+/// contiguous in memory: steps of one channel, or all channels of a scanning warp at one step.
 template <class S, Along kAlong>
 struct LanePieces;
 
-/// A warp's channels are a share: their pieces lie along its rows.
+/// Along steps, a share is one warp's channels, and its pieces lie along their rows.
 template <class S>
 struct LanePieces<S, Along::kSteps> {
   static constexpr int kLength = kBlockSteps;
   static constexpr int kPieces = S::kGroups;
   static constexpr int kPieceSteps = S::kGroupSteps;
-  int scanner;  // whose channels these are
+  int scanner;  // the warp that scans the piece's channels
   int channel = threadIdx.x % kWarpSize / S::kLanes;
   int step = threadIdx.x % S::kLanes * kBlockSteps;
 
@@ -31,8 +31,8 @@ struct LanePieces<S, Along::kElements> : LanePieces<S, Along::kSteps> {
   using LanePieces<S, Along::kSteps>::LanePieces;
 };
 
-/// Neighbouring lanes move what lies side by side: the channels of the block's warps at a step,
-/// then those at the next one.
+/// Along channels, neighboring lanes move contiguous pieces: the channels of all the block's warps
+/// at one step, then those at the next step.
 template <class S>
 struct LanePieces<S, Along::kChannels> {
   static constexpr int kLength = S::kChannels;
@@ -50,8 +50,8 @@ struct LanePieces<S, Along::kChannels> {
   __device__ int channel_of(int element) const { return element; }
 };
 
-/// A lane moves kPasses vectors of a chunk's B, and of C: some steps of a state, or some states at
-/// a step. `row` is the former's state and the latter's step in the first pass.
+/// A lane moves kPasses vectors of a chunk's B, and as many of C. A vector is several steps of one
+/// state or several states at one step; `row` is that state or step in the first pass.
 template <class S, Along kAlong, int kSize>
 struct LaneVectors {
   static constexpr bool kAlongSteps = is_along_steps(kAlong);
@@ -59,23 +59,23 @@ struct LaneVectors {
   static constexpr int kRowVectors = (kAlongSteps ? S::kSteps : kPaddedStates) / kLength;
   static constexpr int kPassRows = kWarpSize / kRowVectors;
   static constexpr int kPasses = (kAlongSteps ? kPaddedStates : S::kSteps) / kPassRows;
-  // Neighbouring lanes have neighbouring steps of rows in shared memory.
+  // Neighboring lanes have neighboring steps of rows in shared memory.
   int row = kAlongSteps ? threadIdx.x % kWarpSize / kRowVectors : threadIdx.x % kPassRows;
   int place = (kAlongSteps ? threadIdx.x % kRowVectors : threadIdx.x % kWarpSize / kPassRows) *
-              kLength;  // of the vector in its row
+              kLength;  // the vector's position in its row
 
   __device__ int state() const { return kAlongSteps ? row : place; }
   __device__ int step() const { return kAlongSteps ? place : row; }
 };
 
-/// Bytes to a channel's, or state's, element of a step, where rows lie `row` bytes apart.
+/// Returns the offset in bytes of a channel or state at a step, if rows are `row` bytes apart.
 template <Along kAlong, int kSize>
 __device__ __forceinline__ int64_t bytes_to(int row, int64_t channel, int64_t step) {
   return is_along_steps(kAlong) ? channel * row + step * kSize : step * row + channel * kSize;
 }
 
-/// Reads and writes those kLength elements of a row that exist, `count` of them. Of a vector all
-/// exist or none.
+/// Both move only the elements of a piece that exist: the first `count` of single elements, or a
+/// whole vector if `count` is positive.
 template <Along kAlong, class Element, int kLength>
 __device__ __forceinline__ void fetch_piece(const char* address, int count,
                                             Pack<Element, kLength>& piece) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void write_piece(char* address, int count,
   }
 }
 
-/// Loads from shared memory a piece whose channels lie kStride apart there, if it has several.
+/// Loads a piece from shared memory. Its channels, if it has several, are kStride floats apart.
 template <Along kAlong, int kStride, int kLength>
 __device__ __forceinline__ Pack<float, kLength> load_piece(const float* first) {
   if constexpr (is_along_steps(kAlong)) {

@@ -1,5 +1,5 @@
-// The plan of the prompt path, sequences too few to fill the device otherwise: what launch.cu turns
-// into a launch. There is a forward pass alone.
+// The plan of the prompt path (too few sequences to fill the device otherwise), which launch.cu
+// turns into a launch. The path has a forward pass only.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@ namespace selective_scan::cuda::prompt {
 
 struct ForwardPlan {
   Along along;
-  int lane_states;    // of an instantiation: see Shape
+  int lane_states;    // of an instantiation, see Shape
   int warp_channels;  // likewise
-  int scanners;       // warps of a block that scan; the others make what these read
-  int64_t waves;      // of blocks
-  int64_t tiles;      // of a group
+  int scanners;       // warps of a block that scan; the others, the makers, prepare their input
+  int64_t waves;      // waves of blocks
+  int64_t tiles;      // tiles of a group's channels
   LaunchShape shape;
-  ForwardScratch scratch;  // none
+  ForwardScratch scratch;  // always empty
 };
 
-/// Makes the plan, or has done nothing of use where it refuses.
+/// Makes the plan. If it refuses the call, the contents of `plan` are meaningless.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 
 }  // namespace selective_scan::cuda::prompt

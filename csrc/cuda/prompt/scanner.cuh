@@ -10,7 +10,7 @@
 
 namespace selective_scan::cuda::prompt {
 
-/// A lane's states of its channel, and their poles as ScanMath takes them.
+/// A lane's states of its channel, and their poles in the form that ScanMath takes.
 template <int kStates>
 struct LaneStates {
   bool exist[kStates];
@@ -18,10 +18,10 @@ struct LaneStates {
   float h[kStates];
 };
 
-/// Scans a warp's channels through all of time, a half of a chunk at once. Lanes leave their parts
-/// of y in planes; while they scan a half they add up the parts of the half before. So the output
-/// of a chunk is stored when the first half of the next one is scanned; but where warps store that
-/// of one another, at the chunk's end, since there they meet anyway.
+/// Scans a warp's channels through all of time, half a chunk at once. Lanes write their parts of y
+/// to planes; while they scan a half, they sum the parts of the half before. A chunk's output is
+/// therefore stored after the first half of the next chunk. If warps store one another's output, it
+/// is stored at the chunk's end instead, because the warps meet there anyway.
 template <class S, class Element, Along kAlong>
 class Scanner {
  public:
@@ -60,13 +60,13 @@ class Scanner {
     }
   }
 
-  /// Makers have filled the first buffer. A block of steps is scanned while what the next one takes
-  /// is made and rows of the one after that are loaded.
+  /// Scans all steps; makers must have filled the first buffer. While a block of steps is scanned,
+  /// the next block is computed from its rows, and the rows of the block after that are loaded.
   __device__ __forceinline__ void run(int warps) {
     Rows rows[2] = {load_rows(0), load_rows(kBlockSteps)};
     Block blocks[2] = {make_block(rows[0])};
     int buffer = 0;
-    int half = 0;  // that was scanned last
+    int half = 0;  // the half that was scanned last
 #pragma unroll 1
     while (true) {
       Quad sum;
@@ -87,7 +87,7 @@ class Scanner {
           meet(kFull + buffer, warps);
           point_to(buffer);
         }
-        // Loads lie in front of the store, across which the compiler moves none.
+        // Loads come before the store, because the compiler moves no load across it.
         rows[block % 2] = load_rows((block + kAhead) % kBlocks * kBlockSteps);
         if (block >= kBlocksPerChunk) {
           add_part(0, block - kBlocksPerChunk, sum);
@@ -103,7 +103,7 @@ class Scanner {
       if (!kIsAlongSteps) finish_last_half(1);
       steps_left_ -= S::kSteps;
     }
-    // Other warps may still read sums of the chunk before.
+    // Other warps may still read the sums of the previous chunk.
     if constexpr (!kIsAlongSteps) meet_scanners();
     finish_last_half(half);
   }
@@ -117,12 +117,13 @@ class Scanner {
   using Pieces = LanePieces<S, kAlong>;
   using Piece = Pack<float, Pieces::kLength>;
   using Elements = Pack<Element, Pieces::kLength>;
-  // Words of elements, since to take elements apart would wait for them.
+  // Words of elements: separating the elements at once would wait for the load.
   using RawPiece = std::conditional_t<kAlong == Along::kElements, Elements,
                                       Pack<uint32_t, sizeof(Elements) / sizeof(uint32_t)>>;
 
-  // The lanes of a channel add up y of a half: kSumLanes of them the same four steps, each a share
-  // of the parts, which has one for each block of the other half.
+  // The lanes of a channel sum y of a half chunk. kSumLanes lanes have the same four steps, each
+  // with a share of the parts. A share has one part for each block of the half that is scanned
+  // meanwhile.
   static constexpr int kSumLanes = S::kLanes / kBlocksPerChunk;
   static_assert(kSumLanes * kBlocksPerChunk == S::kLanes);
   struct LaneSums {
@@ -135,7 +136,7 @@ class Scanner {
   struct Rows {
     Quad delta, input, B[kStates], C[kStates];
   };
-  /// What a scan takes of them: h becomes a·h + b, and C·h is the lane's part of y.
+  /// The inputs of a block's scan: h becomes a·h + b, and C·h is the lane's part of y.
   struct Block {
     Quad a[kStates], b[kStates], C[kStates];
   };
@@ -190,7 +191,7 @@ class Scanner {
       sum.v[i] = part == 0 ? summand.v[i] : sum.v[i] + summand.v[i];
     }
   }
-  /// The lane keeps y of those of the half's steps which it moves where rows lie along steps.
+  /// Keeps y of the half's steps that the lane moves if rows lie along steps.
   __device__ __forceinline__ void keep_sum(int half, Quad sum) {
     if constexpr (kSumLanes == 1) {
 #pragma unroll
@@ -205,7 +206,7 @@ class Scanner {
       }
     }
   }
-  /// Behind the scan of a half, `sum` is that of the other half, if that was added up.
+  /// Ends the scan of a half. `sum` is y of the other half, if that was summed.
   __device__ __forceinline__ void finish_half(int half, const Quad& sum) {
     if (kIsAlongSteps || half == 1) keep_sum(1 - half, sum);
     if (saved_ != nullptr && (half + 1) * kChunk < steps_left_) {
@@ -218,7 +219,7 @@ class Scanner {
     __syncwarp();
   }
 
-  /// Adds up y of the half that was scanned last, and stores the output of its chunk.
+  /// Sums y of the half that was scanned last, and stores its chunk's output.
   __device__ __forceinline__ void finish_last_half(int half) {
     Quad sum;
 #pragma unroll
@@ -226,11 +227,11 @@ class Scanner {
     keep_sum(half, sum);
     finish(steps_left_);
   }
-  /// Stores the output of a chunk in front of which `left` steps were left.
+  /// Stores the output of a chunk; `left` steps were left before it was scanned.
   __device__ __forceinline__ void finish(int left) {
     if (!args_.has_output) return;
     if constexpr (!kIsAlongSteps) {
-      // Lanes move other channels than those whose y they add up.
+      // Lanes move other channels than those whose y they have summed.
       float* const row = shared_.sums(warp_) + sums_.channel * S::kRow + sums_.step;
 #pragma unroll
       for (int g = 0; g < S::kGroups; ++g) {
@@ -264,8 +265,8 @@ class Scanner {
     out_at_ += bytes_of(args_.out, S::kSteps);
   }
 
-  /// This is an mbarrier, since racecheck loses sight of kFull where some of that barrier's warps
-  /// meet at another named one.
+  /// Uses an mbarrier, because racecheck loses track of kFull if some of that barrier's warps meet
+  /// at another named barrier.
   __device__ __forceinline__ void meet_scanners() {
     const SharedBarrier summed(shared_.summed());
     summed.signal();
@@ -276,7 +277,7 @@ class Scanner {
   __device__ __forceinline__ int64_t saved_stride() const {
     return static_cast<int64_t>(args_.dim) * args_.dstate;
   }
-  __device__ __forceinline__ int piece_channel() const {  // of the tile
+  __device__ __forceinline__ int piece_channel() const {  // in the tile
     return pieces_.scanner * S::kChannels + pieces_.channel;
   }
   __device__ __forceinline__ char* address_in(const PromptArgs::Rows& rows) const {
@@ -287,7 +288,7 @@ class Scanner {
   __device__ __forceinline__ static int64_t bytes_of(const PromptArgs::Rows& rows, int steps) {
     return bytes_to<kAlong, kSize>(rows.row, 0, steps);
   }
-  /// How many steps there are of a piece of a chunk, if positive.
+  /// Returns how many steps exist from a piece's first one on; not positive if none do.
   __device__ __forceinline__ int count_of(int p, int left) const {
     const int steps = left - p * Pieces::kPieceSteps - pieces_.step;
     return piece_channel() < tile_.channels ? steps : 0;
@@ -301,7 +302,7 @@ class Scanner {
     }
     address += bytes_of(rows, S::kSteps);
   }
-  /// Asks for u and z of the chunk.
+  /// Starts to load the chunk's u and z.
   __device__ __forceinline__ void fetch() {
     if (!args_.has_output) return;
     fetch(args_.u, u_at_, u_);
@@ -313,12 +314,12 @@ class Scanner {
   const Shared<S, Element, kAlong>& shared_;
   const int warp_;
   LaneStates<kStates>& states_;
-  const Pieces pieces_;  // that the lane moves
+  const Pieces pieces_;  // the pieces that the lane moves
   const LaneSums sums_{};
   const bool has_gate_;
   int steps_left_;        // from the chunk's first step on
-  int lane_rows_;         // floats from the warp's rows to the lane's
-  int lane_projections_;  // and from rows of B to its first one
+  int lane_rows_;         // offset in floats of the lane's rows from the warp's
+  int lane_projections_;  // offset in floats of the lane's first row of B
   const float* delta_row_;
   const float* B_row_;
   float* parts_;

@@ -1,4 +1,4 @@
-// What the threads of a block that compute know, and what they have in shared memory.
+// The data of a block's compute threads: the call, the block's shares of it, and shared memory.
 #pragma once
 
 #include "inputs.cuh"
@@ -7,13 +7,13 @@
 
 namespace selective_scan::cuda::step {
 
-/// Exchanges of a layer, in their order. What goes into the first layer is exchanged as the
-/// stream of one before it.
+/// The exchanges of a layer, in order. The first layer's input is exchanged as the stream of a
+/// layer before it.
 enum Exchange : uint32_t { kX = 1, kProjections, kY, kStream };
 constexpr uint32_t kExchanges = 4;
 
-/// What a row of the stream is multiplied with before it is rounded to W, a power of two about as
-/// large as the last norm's scale, and its inverse.
+/// The factor of a row of the stream before it is rounded to W, which is a power of two about as
+/// large as the last norm's scale, and the inverse of that factor.
 struct Scale {
   float before;
   float inverse;
@@ -32,7 +32,7 @@ struct Block {
   Share outputs;
   int rows;
   WeightRing ring;
-  uint32_t inverse_channels;  // of their number
+  uint32_t inverse_channels;  // inverse_of(channels.count)
   int side_by_side;           // batch entries, see entries_beside()
   uint32_t epoch;             // of the last exchange of the stream
   bool is_odd_tile = false;
@@ -57,7 +57,7 @@ struct Block {
 
   __device__ __forceinline__ BlockInputs inputs() const { return BlockInputs(matrices); }
 
-  // SharedLayout tells what they are.
+  // SharedLayout describes these.
   template <class T>
   static __device__ __forceinline__ T* shared(int at) {
     return reinterpret_cast<T*>(shared_memory() + at);
@@ -76,12 +76,12 @@ struct Block {
   __device__ __forceinline__ float& norm_scale(int row) const {
     return shared<float>(plan.shared.norm_scale)[row];
   }
-  /// Layers of even and of odd numbers have one each.
+  /// Returns a row's scale. Layers with even and with odd numbers have one each.
   __device__ __forceinline__ Scale& scale(int row, int layer) const {
     return shared<Scale>(plan.shared.scale)[layer % 2 * kRows + row];
   }
 
-  /// The index-th of own channels of `rows` rows.
+  /// Returns the cell of number `index` among the own channels of `rows` rows.
   __device__ __forceinline__ Cell channel_at(int index, int rows) const {
     if (index >= channels.count * rows) return {0, 0, false};
     const int row = static_cast<int>(__umulhi(index, inverse_channels));

@@ -1,4 +1,4 @@
-// What a block does with its own channels between the products: convolution, Δ, states, gate.
+// A block's work on its own channels between the products: convolution, Δ, states and gate.
 #pragma once
 
 #include "../../core/method_table.h"
@@ -22,8 +22,8 @@ __device__ __forceinline__ void fetch_dt_proj(const Block<W, kRows>& own, const 
   __pipeline_commit();
 }
 
-/// Sends a channel's value, which in `stride` lanes' distance is a pair with another one's; all
-/// lanes call.
+/// Sends a channel's value. A value of two bytes forms a pair with that of the lane kStride away.
+/// All lanes call this.
 template <int kStride, class W, int kRows>
 __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t offset,
                                              uint32_t epoch, bool is_sender, int local, int row,
@@ -40,9 +40,10 @@ __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t
   }
 }
 
-/// x of own channels behind the convolution, which is sent: a thread has a channel of an entry.
-/// Those that do not multiply do this, while the others begin with z. All meet before, although
-/// these alone would do: it costs nothing, and racecheck does not follow a barrier of some warps.
+/// Computes x of own channels after the convolution, and sends it. A thread has one channel of one
+/// batch entry. The warps that do not multiply do this, while the others begin with z. All compute
+/// warps meet first, although these warps alone would suffice: it costs nothing, and racecheck does
+/// not follow a barrier of some warps.
 template <class W, int kRows>
 __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepLayer& layer,
                                          int layer_number) {
@@ -63,7 +64,7 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
     const float* const taps = given + kFirstTap * channels;
     const float* const kept = taps + (width + entry * (width - 1)) * channels;
     const float bias = given[kConvBias * channels], x_bias = given[kXBias * channels];
-    // What the convolution sees: its state, then the steps.
+    // The input of the convolution: its state, then the steps.
     const auto seen = [&](int at) {
       return at < width - 1 ? kept[at * channels] : x[at - (width - 1)] + x_bias;
     };
@@ -88,12 +89,12 @@ __device__ __forceinline__ void convolve(const Block<W, kRows>& own, const StepL
   }
 }
 
-/// What a lane has of a channel at a time: kLaneStates of its states, kChannelLanes behind one
-/// another, of kEntries batch entries, `stride` behind one another.
+/// A lane's part of a channel at a time: kLaneStates states, kChannelLanes apart, of kEntries batch
+/// entries, `stride` apart.
 template <int kEntries>
 struct LaneStates {
   int local;
-  int first;  // of the states
+  int first;  // the lane's first state
   int entry;
   int stride;
   bool exist[kEntries];
@@ -103,7 +104,7 @@ struct LaneStates {
   __device__ __forceinline__ bool any_exist() const { return __any_sync(kFullMask, exist[0]); }
 };
 
-/// Calls visit(entry, index of the state in memory) for the entries that have one.
+/// Calls visit(entry, index of the first state in memory) for the entries that have a slot.
 template <int kEntries, class W, int kRows, class Visit>
 __device__ __forceinline__ void for_each_slot(const Block<W, kRows>& own,
                                               const LaneStates<kEntries>& states,
@@ -119,7 +120,7 @@ __device__ __forceinline__ void for_each_slot(const Block<W, kRows>& own,
   }
 }
 
-/// Starts loading them.
+/// Starts to load A_log and the states.
 template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void fetch_states(const Block<W, kRows>& own, const StepLayer& layer,
                                              LaneStates<kEntries>& states) {
@@ -163,8 +164,8 @@ __device__ __forceinline__ void find_poles(const Block<W, kRows>& own,
   }
 }
 
-/// All steps of some states. y of their channel, a sum over states, is sent behind the last of
-/// them.
+/// Takes some states through all steps. y of their channel, a sum over states, is sent with the
+/// last of them.
 template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const StepLayer& layer,
                                             const float* inputs, const LaneStates<kEntries>& states,
@@ -222,7 +223,7 @@ __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const St
     sum_lanes<kChannelLanes>(y);
 #pragma unroll
     for (int e = 0; e < kEntries; ++e) {
-      // There are several sums where lanes take turns at their channel's states.
+      // If lanes take turns at their channel's states, each turn adds its sum.
       const int at = value_index<kRows>(local, row_of(e));
       if (!is_first && states.exist[e]) y[e] += sums[at];
       if (is_last) {
@@ -246,7 +247,7 @@ __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const St
   });
 }
 
-/// y of own channels, of kEntries batch entries at a time.
+/// Computes y of own channels, for kEntries batch entries at a time.
 template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer& layer,
                                      const float* inputs) {

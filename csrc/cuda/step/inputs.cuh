@@ -1,9 +1,10 @@
-// What a block's own channels are given in a layer besides weights of products and states: biases,
-// D, the taps of the convolution and the steps that it keeps; and what its rows of out_proj are.
+// The inputs of a block's own channels in a layer besides the products' weights and states: biases,
+// D, the taps of the convolution and the steps that it keeps. Its rows of out_proj have inputs,
+// too.
 //
-// One warp fetches them, a layer ahead of those that compute, converts them to float and puts them
-// into one of two buffers in shared memory: [ChannelInput][channel], then [OutputInput][output].
-// Threads that compute would wait for each of them, since nothing else is left to do in between.
+// One warp fetches them a layer ahead of the compute threads, converts them to float and stores
+// them to one of two buffers in shared memory: [ChannelInput][channel], then [OutputInput][output].
+// Compute threads would wait for each load, because they have nothing else to do meanwhile.
 #pragma once
 
 #include "../kit/barriers.cuh"
@@ -12,7 +13,7 @@
 
 namespace selective_scan::cuda::step {
 
-/// An element of an array, or zero where there is no array.
+/// An element of an array, or zero if the array is absent.
 struct Source {
   const void* data;
   DType dtype;
@@ -23,9 +24,9 @@ struct Source {
   }
 };
 
-/// The norm in front of a layer, and behind the last one.
+/// The norm before a layer, or after the last layer.
 struct Norm {
-  const void* weight;  // null: none, the stream is multiplied as it is
+  const void* weight;  // null: there is no norm, and the stream is multiplied as it is
   DType dtype;
 };
 __device__ __forceinline__ Norm norm_of(const StepArgs& args, int layer) {
@@ -34,13 +35,14 @@ __device__ __forceinline__ Norm norm_of(const StepArgs& args, int layer) {
   return {args.layers[layer].norm, params.norm_dtype};
 }
 
-/// Whether there is one. All layers are alike, and an address that is known takes less time.
+/// Returns whether this norm exists. All layers are alike, so layer 0 is tested: a constant address
+/// takes less time.
 __device__ __forceinline__ bool has_norm(const StepArgs& args, int layer) {
   const bool is_last = layer == args.params.layers;
   return (is_last ? args.params.final_norm : args.layers[0].norm) != nullptr;
 }
 
-/// Where a number of a channel's inputs comes from.
+/// Returns the source of the channel's input with this number.
 __device__ __forceinline__ Source source_of(const StepParams& params, const StepLayer& layer,
                                             int number, int64_t channel) {
   if (number == kConvBias) return {layer.conv_bias, params.conv_bias_dtype, channel};
@@ -63,7 +65,7 @@ class BlockInputs {
   __device__ __forceinline__ explicit BlockInputs(const BlockMatrices<W>& matrices)
       : args_(matrices.args), channels_(matrices.channels), outputs_(matrices.outputs) {}
 
-  /// One thread calls this, before the block's threads meet.
+  /// One thread calls this before the block's threads meet.
   __device__ __forceinline__ void initialize() const {
     for (int buffer = 0; buffer < kInputBuffers; ++buffer) {
       full(buffer).initialize();
@@ -72,13 +74,13 @@ class BlockInputs {
     SharedBarrier::publish();
   }
 
-  /// Gives those of channels in a layer to threads that compute. They release them in the layers'
-  /// order.
+  /// Waits for a layer's inputs and returns those of channels. Compute threads call this, and
+  /// release the layers in order.
   __device__ __forceinline__ const float* acquire(int layer) const {
     full(layer % kInputBuffers).wait(layer / kInputBuffers % 2);
     return buffer(layer);
   }
-  /// Gives those of outputs, likewise.
+  /// Does the same for the inputs of outputs.
   __device__ __forceinline__ const float* acquire_outputs(int layer) const {
     return acquire(layer) + channel_numbers();
   }
@@ -86,9 +88,9 @@ class BlockInputs {
     empty(layer % kInputBuffers).signal();
   }
 
-  /// All lanes of the warp that fetches call this.
+  /// Fetches a layer's inputs. All lanes of the fetching warp call this.
   __device__ __forceinline__ void fetch(int layer) const {
-    constexpr int kBatch = 4;  // loads on their way at a time
+    constexpr int kBatch = 4;  // loads in flight at a time
     const int lane = threadIdx.x % kWarpSize;
     empty(layer % kInputBuffers).wait(layer / kInputBuffers % 2 ^ 1);
     float* const target = buffer(layer);
@@ -150,7 +152,7 @@ class BlockInputs {
   Share outputs_;
 };
 
-/// Asks for what threads that compute are going to read of a layer by themselves.
+/// Prefetches the data of a layer that compute threads load themselves.
 __device__ __forceinline__ void prefetch_states(const StepArgs& args, Share channels, int layer) {
   const StepParams& params = args.params;
   const StepLayer& own = args.layers[layer];
@@ -158,7 +160,7 @@ __device__ __forceinline__ void prefetch_states(const StepArgs& args, Share chan
     const char* const element = static_cast<const char*>(data) + index * element_size(dtype);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(element));
   };
-  constexpr int kFewStates = 16;  // elements that are one line, or nearly
+  constexpr int kFewStates = 16;  // elements of one cache line, or nearly
   for (int i = threadIdx.x % kWarpSize; i < channels.count * params.batch; i += kWarpSize) {
     const int64_t entry = i / channels.count, channel = channels.first + i % channels.count;
     const int64_t slot = params.slot(entry);
@@ -171,7 +173,7 @@ __device__ __forceinline__ void prefetch_states(const StepArgs& args, Share chan
   }
 }
 
-/// What the warp that fetches inputs does.
+/// Runs the warp that fetches inputs.
 __device__ __forceinline__ void fetch_inputs(const StepArgs& args, Share channels,
                                              const BlockInputs& inputs) {
 #pragma unroll 1

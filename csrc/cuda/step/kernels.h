@@ -1,4 +1,4 @@
-// The kernel of a token's step as the launcher sees it.
+// The arguments of the kernel for a token's step.
 #pragma once
 
 #include "plan.h"
@@ -6,7 +6,7 @@
 namespace selective_scan::cuda::step {
 
 struct StepArgs {
-  StepParams params;  // whose `layer` is the host's
+  StepParams params;  // whose `layer` points to host memory
   StepPlan plan;
   void* workspace;
   StepLayer layers[kMostLayers];

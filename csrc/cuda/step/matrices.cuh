@@ -1,17 +1,18 @@
-// The matrices of a stack in the order in which a block multiplies with its rows of them. Whoever
-// fetches weights and whoever multiplies with them go the same way.
+// The matrices of a stack, in the order in which a block multiplies with its rows of them. The warp
+// that fetches weights and the warps that multiply follow the same order.
 #pragma once
 
 #include "kernels.h"
 
 namespace selective_scan::cuda::step {
 
-/// Products of a layer, in their order, and what comes last.
-/// The rows of in_proj that make x come first, those that make z while x is on its way to others.
+/// The products of a layer, in order, and the one after the last layer. The rows of in_proj that
+/// give x come before those that give z, which are multiplied while x is on its way to other
+/// blocks.
 enum class Product { kIn, kZ, kX, kOut, kHead };
 constexpr int kLayerProducts = 4;
 
-/// Calls visit(product, layer) for those of all layers, and for the head.
+/// Calls visit(product, layer) for the products of all layers, and for the head.
 template <class Visit>
 __device__ __forceinline__ void for_each_product(const StepParams& params, const Visit& visit) {
   const int products = static_cast<int>(params.layers) * kLayerProducts + 1;
@@ -22,7 +23,7 @@ __device__ __forceinline__ void for_each_product(const StepParams& params, const
   }
 }
 
-/// Rows of a matrix, one behind the other, that a block multiplies with.
+/// Consecutive rows of a matrix with which a block multiplies.
 struct MatrixRows {
   const char* first;
   int count;
@@ -35,7 +36,7 @@ __device__ __forceinline__ void for_each_tile(const MatrixRows& rows, const Visi
 #pragma unroll 1
   for (int tile = 0; tile * kTileRows < rows.count; ++tile) visit(tile);
 }
-/// Calls visit(column, columns) for the stages of a tile.
+/// Calls visit(column, columns) for all stages of a tile.
 template <class W, class Visit>
 __device__ __forceinline__ void for_each_stage(const MatrixRows& rows, const Visit& visit) {
   constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(W));
@@ -45,7 +46,7 @@ __device__ __forceinline__ void for_each_stage(const MatrixRows& rows, const Vis
   }
 }
 
-/// The rows of matrices that a block has.
+/// A block's rows of the matrices.
 template <class W>
 struct BlockMatrices {
   const StepArgs& args;

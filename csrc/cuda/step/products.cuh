@@ -1,13 +1,15 @@
-// Products of a few rows of activations with the rows of a matrix that a block has.
+// Products of a few rows of activations with the block's rows of a matrix.
 //
 // A stage of the ring holds some columns of 16 rows of the matrix. Two-byte weights are the A
-// operand of m16n8k16 mma, whose narrow side the rows of activations are, 8 or 16 of them: one
-// costs what 8 cost. The warps that multiply share a stage's columns. Of fp32 weights each has two
-// rows of the tile, whose columns its lanes share. At the end of a tile the warps beside them add
-// up what there is of a sum, in the order of the warps, while these go on with the next tile.
-// Either way a row's sum does not depend on how many rows of activations there are.
+// operand of m16n8k16 mma, whose narrow side is the rows of activations, 8 or 16 of them: one costs
+// as much as 8. The multiplying warps share a stage's columns. With fp32 weights each of these
+// warps has two rows of the tile, whose columns its lanes share. At the end of a tile the finishing
+// warps add up the parts of each sum in the order of the warps, while the multiplying warps go on
+// with the next tile. In either case a row's sum does not depend on the number of rows of
+// activations.
 //
-// Bound by: what comes through the ring; else by the latency of one stage after the other.
+// Bound by the data that come through the ring, or else by the latency of one stage after the
+// other.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +21,7 @@
 
 namespace selective_scan::cuda::step {
 
-/// All threads that compute meet.
+/// Synchronizes all compute threads.
 __device__ __forceinline__ void meet() {
   cuda::meet(1, kComputeWarps);
 }
@@ -27,7 +29,7 @@ __device__ __forceinline__ bool is_multiplier() {
   return threadIdx.x < kProductThreads;
 }
 
-/// Sums over so many lanes beside one another.
+/// Sums each value over kLanes adjacent lanes.
 template <int kLanes, int kCount>
 __device__ __forceinline__ void sum_lanes(float (&values)[kCount]) {
 #pragma unroll
@@ -56,7 +58,7 @@ __device__ __forceinline__ void load_matrices(const void* row, uint32_t (&values
                : "memory");
 }
 
-/// d += a·b
+/// Computes d += a·b.
 template <class W>
 __device__ __forceinline__ void multiply_tiles(float (&d)[4], const uint32_t (&a)[4],
                                                const uint32_t (&b)[2]) {
@@ -73,23 +75,24 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[4], const uint32_t (&a
 #undef SELECTIVE_SCAN_MMA
 }
 
-/// What activations are multiplied from: [row][column] in shared memory.
+/// The operand of activations: [row][column] in shared memory.
 template <class W>
 struct Activations {
   W* data;
   int pitch;  // elements
 };
 
-/// Sums of a tile that a thread has a part of.
+/// A thread's parts of the sums of a tile.
 template <class W, int kRows>
 class TileSums {
   static constexpr int kParts = kRows / 8;
 
  public:
-  /// Every warp leaves a summand of every sum.
+  /// Every warp stores one summand of every sum.
   static constexpr int kSummands = kProductWarps;
 
-  /// Adds what `columns` columns of a stage give, which begin at `column` of the activations.
+  /// Adds the products with `columns` columns of a stage, which start at `column` of the
+  /// activations.
   __device__ __forceinline__ void add(const char* stage, const Activations<W>& activations,
                                       int column, int columns, int rows) {
     constexpr int kDepth = 16;
@@ -100,7 +103,7 @@ class TileSums {
     const W* values[kParts];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      // Nobody wants the sums of a row that does not exist.
+      // The sums of a missing row are never used.
       const int row = min(part * 8 + lane % 8, rows - 1);
       values[part] = activations.data + row * activations.pitch + column + lane / 8 % 2 * 8;
     }
@@ -117,7 +120,7 @@ class TileSums {
     }
   }
 
-  /// Leaves them in `room`: [summand][value_index()] of a tile.
+  /// Stores the parts to `room`, as [summand][value_index()] of a tile.
   __device__ __forceinline__ void leave(float* room, int /*rows*/) const {
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
     float* const own = room + (warp * kTileRows + lane / 4) * row_pitch(kRows);
@@ -188,16 +191,16 @@ class TileSums<float, kRows> {
   float sums_[kOwn][kRows] = {};
 };
 
-/// An own channel, or row of a matrix, and a row of activations, or a batch entry.
+/// An own channel or row of a matrix (`local`), and a row of activations or batch entry (`row`).
 struct Cell {
   int local;
   int row;
   bool exists;
 };
 
-/// The results of a tile of `count` rows of a matrix by those that do not multiply, and always by
-/// the same thread: as many lanes beside one another as the tile has rows, or somewhat more, have
-/// those of a row of activations.
+/// Passes the results of a tile of a matrix of `count` rows to the threads that do not multiply,
+/// each result always to the same thread. The results of one row of activations go to as many
+/// adjacent lanes as the tile has rows, or somewhat more.
 template <int kRows>
 struct TileResults {
   static constexpr int kTurns = kTileRows * kRows / kFinishThreads;
@@ -206,8 +209,8 @@ struct TileResults {
   int count;
   int rows;
 
-  /// Calls use(cell, find(cell)), for some cells too that do not exist, but are in a warp's with
-  /// others that do. All that a thread has are found before the first one is used.
+  /// Calls use(cell, find(cell)). If any cell of a warp exists, it is called for the warp's other
+  /// cells too. A thread finds all of its values before it uses the first one.
   template <class Find, class Use>
   __device__ __forceinline__ void for_each(const Find& find, const Use& use) const {
     const int left = count - tile * kTileRows;
@@ -232,7 +235,7 @@ struct TileResults {
   }
 };
 
-/// The sum of what is in `room` of a row of the tile and a row of activations.
+/// Returns the sum of the summands in `room` for a row of the tile and a row of activations.
 template <int kSummands, int kRows>
 __device__ __forceinline__ float tile_sum(const float* room, int tile_row, int row) {
   float sum = 0;

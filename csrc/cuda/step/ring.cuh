@@ -1,8 +1,8 @@
 // The ring through which weights come to a block, in the order in which it multiplies with them.
 //
-// One warp fetches, as far ahead as there are stages, across products and layers: weights depend on
-// nothing that is computed. From Hopper on every row of a stage is a bulk copy, before that the
-// warp's lanes copy 16 bytes each at a time.
+// One warp fetches as far ahead as there are stages, across products and layers, because weights do
+// not depend on anything computed. From Hopper on every row of a stage is a bulk copy; before
+// Hopper the warp's lanes copy 16 bytes each at a time.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -19,7 +19,7 @@ class WeightRing {
         stages_(shared_memory() + plan.shared.stages),
         count_(plan.stages) {}
 
-  /// One thread calls this, before the block's threads meet.
+  /// One thread calls this before the block's threads meet.
   __device__ __forceinline__ void initialize() const {
     for (int stage = 0; stage < count_; ++stage) {
       full(stage).initialize(kHasBulkCopy ? 1 : kWarpSize);
@@ -28,7 +28,7 @@ class WeightRing {
     SharedBarrier::publish();
   }
 
-  /// The next stage, by warps that multiply.
+  /// Waits for the next stage and returns it. The warps that multiply call this.
   __device__ __forceinline__ const char* acquire() {
     full(stage_).wait(parity_);
     return stages_ + stage_ * kStageBytes;
@@ -38,8 +38,8 @@ class WeightRing {
     advance();
   }
 
-  /// Fetches a stage: of `tile` the columns from `column` on. By all lanes of the warp that
-  /// fetches.
+  /// Fetches a stage: the columns of `tile` from `column` on. All lanes of the fetching warp call
+  /// this.
   template <class W>
   __device__ __forceinline__ void fetch(const MatrixRows& rows, int tile, int column, int columns) {
     const int lane = threadIdx.x % kWarpSize;
@@ -50,7 +50,7 @@ class WeightRing {
     const auto source_of = [&](int row) {
       return rows.first + row * pitch + column * static_cast<int>(sizeof(W));
     };
-    empty(stage_).wait(parity_ ^ 1);  // at first the phase before the first one counts as complete
+    empty(stage_).wait(parity_ ^ 1);  // in the first round the phase before it counts as complete
     char* const target = stages_ + stage_ * kStageBytes;
     if constexpr (kHasBulkCopy) {
       if (lane == 0) full(stage_).expect(count * bytes);
@@ -95,7 +95,7 @@ class WeightRing {
   int parity_ = 0;
 };
 
-/// What the warp that fetches weights does.
+/// Runs the warp that fetches weights.
 template <class W>
 __device__ __forceinline__ void fetch_weights(const BlockMatrices<W>& matrices, WeightRing& ring) {
   for_each_product(matrices.args.params, [&](Product product, int layer) {

@@ -1,21 +1,21 @@
 // A few tokens through a stack of layers, in one launch.
 //
-// Mapping. As many blocks as the GPU holds at a time, one a multiprocessor, stay for the whole
-// stack. A block has some channels of the layers' inside: of them it has the rows of in_proj, the
-// convolution, the rows of dt_proj, the states, and their gate (channels.cuh). It has some rows of
-// x_proj, of out_proj and of the head, too. What a row of activations is made of by others it
-// receives from them (words.cuh), four times a layer: the stream, x, dt with B and C, and y.
+// Mapping. As many blocks as the GPU holds at a time, one per multiprocessor, stay for the whole
+// stack. A block has some of the layers' inner channels: their rows of in_proj, their convolution,
+// their rows of dt_proj, their states and their gate (channels.cuh). It also has some rows of
+// x_proj, of out_proj and of the head. It receives the other blocks' parts of a row of activations
+// from them (words.cuh), four times per layer: the stream, x, dt with B and C, and y.
 //
-// A block has 14 warps. 12 compute: 8 of these multiply, the other 4 finish tiles meanwhile and do
-// the convolution beside the product that makes z; all of them receive and scan. One warp fetches
-// weights (ring.cuh), one what else channels are given (inputs.cuh).
+// A block has 14 warps. 12 compute: 8 of these multiply, while the other 4 finish tiles and do the
+// convolution during the product that gives z; all 12 receive and scan. One warp fetches weights
+// (ring.cuh), and one fetches the channels' other inputs (inputs.cuh).
 //
-// Rows are those of all steps and batch entries; products take them together (products.cuh). Where
-// steps follow one another, in the convolution and the scan, a thread goes through them. No sum
-// depends on how many rows there are, or on which block comes first.
+// Rows are those of all steps and batch entries, and products take them together (products.cuh). In
+// the convolution and the scan, which take steps one after another, a thread goes through them. No
+// sum depends on the number of rows, or on which block comes first.
 //
-// Shared memory: SharedLayout. Bound by: memory, for large layers; for small ones by four exchanges
-// a layer, of about a microsecond each.
+// Shared memory: SharedLayout. Bound by memory for large layers, and for small ones by four
+// exchanges per layer, of about a microsecond each.
 #pragma once
 
 #include "channels.cuh"
@@ -24,7 +24,7 @@ namespace selective_scan::cuda::step {
 
 // --- the stream ---
 
-/// The power of two in a norm's scale; 1 where it or its inverse is no normal number.
+/// Returns the power of two in a norm's scale, or 1 if it or its inverse is not a normal number.
 __device__ __forceinline__ Scale power_of_two(float scale) {
   constexpr uint32_t kExponent = 0x7f800000, kBoth = 0x7f000000;
   const uint32_t exponent = bit_cast<uint32_t>(scale) & kExponent;
@@ -32,14 +32,14 @@ __device__ __forceinline__ Scale power_of_two(float scale) {
   return {bit_cast<float>(exponent), bit_cast<float>(kBoth - exponent)};
 }
 
-/// What a norm of a row multiplies with, besides its weight.
+/// Returns the factor of a row's norm, without its weight.
 template <class W, int kRows>
 __device__ __forceinline__ float norm_scale_of(const Block<W, kRows>& own, float squares) {
   return rsqrtf(fmaf(squares, own.plan.inverse_dim, own.plan.eps));
 }
 
-/// Takes an own channel of a row of the stream in front of `layer`, and sends it as the layer's
-/// product takes it. Threads call as in TileResults.
+/// Stores an own channel of a row of the stream before `layer`, and sends it in the form that the
+/// layer's product takes. Threads call this as in TileResults.
 template <class W, int kRows>
 __device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer, Cell result,
                                            float value, float norm_weight, uint32_t epoch) {
@@ -69,9 +69,10 @@ __device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer
   send(words + row * own.plan.stream_pairs.count + (own.outputs.first + local) / kValues, word);
 }
 
-/// Finds what the sums of rows of activations are multiplied with, beside the product, by those
-/// that do not multiply; and what the next layer's stream is multiplied with. Some lanes have a
-/// row, so that all rows are found at once. They add up as a whole warp would.
+/// Finds the factors of the product's sums from the rows' norms, and the scales of the next layer's
+/// stream. The warps that do not multiply call this during the product. Each row has some of their
+/// lanes, so that all rows are found at once; the lanes add in the same order as a whole warp
+/// would.
 template <class W, int kRows>
 __device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, int layer) {
   constexpr int kLanes = kFinishThreads / kRows, kParts = kWarpSize / kLanes;
@@ -107,7 +108,7 @@ __device__ __forceinline__ void find_norm_scales(const Block<W, kRows>& own, int
   own.scale(row, layer + 1) = power_of_two(whole);
 }
 
-/// Puts four numbers of two bytes, or two floats, that blocks have sent into the activations.
+/// Stores to the activations four values of two bytes, or two floats, that blocks have sent.
 template <class W, int kRows>
 __device__ __forceinline__ void put_activations(const Block<W, kRows>& own, RowPairs of_row,
                                                 int pair, uint32_t low, uint32_t high) {
@@ -120,7 +121,7 @@ __device__ __forceinline__ void put_activations(const Block<W, kRows>& own, RowP
              Pack<uint32_t, 2>{{low, high}});
 }
 
-/// Receives x or y as a product takes it.
+/// Receives x or y in the form that a product takes.
 template <class W, int kRows>
 __device__ __forceinline__ void receive_inner(const Block<W, kRows>& own, int64_t offset,
                                               uint32_t epoch) {
@@ -132,8 +133,8 @@ __device__ __forceinline__ void receive_inner(const Block<W, kRows>& own, int64_
   meet();
 }
 
-/// Receives the stream as the product of a layer takes it, or that of the head. The norm's scales
-/// are found beside the product.
+/// Receives the stream in the form that the product of a layer, or of the head, takes. The norm's
+/// scales are found during the product.
 template <class W, int kRows>
 __device__ __forceinline__ void receive_stream(const Block<W, kRows>& own, int layer) {
   const RowPairs of_row = own.plan.stream_pairs;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void receive_stream(const Block<W, kRows>& own, int l
   if (!is_multiplier()) find_norm_scales(own, layer);
 }
 
-/// The stream as it comes.
+/// Starts the stack: sends its input as the first layer's stream.
 template <class W, int kRows>
 __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   const ArrayView& hidden = own.params.hidden;
@@ -160,7 +161,7 @@ __device__ __forceinline__ void begin(Block<W, kRows>& own) {
   const int lane = threadIdx.x % kWarpSize;
   for (int row = static_cast<int>(threadIdx.x) / kWarpSize; row < own.rows; row += kComputeWarps) {
     Scale scale{1, 1};
-    // Float16 alone does not hold whatever the stream may be without its norm's scale.
+    // Only float16 cannot hold every possible stream without its norm's scale.
     if (std::is_same_v<W, Half> && norm.weight != nullptr) {
       float squares = 0;
       for (int i = lane; i < own.params.dim; i += kWarpSize) {
@@ -200,7 +201,7 @@ __device__ __forceinline__ void store(const Block<W, kRows>& own, int row, int64
                 is_padding ? 0.0f : value);
 }
 
-/// Ends the stack where there is no head, behind receive_stream() if there is a norm.
+/// Ends the stack if there is no head, after receive_stream() if there is a norm.
 template <class W, int kRows>
 __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
   const Norm norm = norm_of(own.args, layer);
@@ -218,7 +219,8 @@ __device__ __forceinline__ void end(const Block<W, kRows>& own, int layer) {
 
 // --- products ---
 
-/// The result of a row of a matrix and a row of activations. Threads call as in TileResults.
+/// Takes the result of a row of a matrix and a row of activations. Threads call this as in
+/// TileResults.
 template <class W, int kRows>
 __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product, int layer,
                                      Cell result, float sum) {
@@ -242,15 +244,15 @@ __device__ __forceinline__ void take(const Block<W, kRows>& own, Product product
     if (product == Product::kIn) {
       own.in()[value_index<kRows>(local, row)] = sum;
     } else {
-      // Nobody waits for z, so that what becomes of it is done here.
+      // Nobody waits for z, so its gate is computed here.
       const float* const bias = own.inputs().acquire(layer) + kZBias * own.channels.count;
       own.gates()[value_index<kRows>(local, row)] = device_silu(sum + bias[local]);
     }
   }
 }
 
-/// A product of the rows with a matrix: take() gets the results. When a thread is back, those of
-/// others may not be there yet.
+/// Multiplies the rows with a matrix and passes the results to take(). When a thread returns, the
+/// results of other threads may still be missing.
 template <class W, int kRows>
 __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, int layer) {
   const MatrixRows matrix = own.matrices.of(product, layer);
@@ -259,7 +261,7 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
   using Sums = TileSums<W, kRows>;
   constexpr int kRoom = Sums::kSummands * kTileRows * row_pitch(kRows);
   for_each_tile(matrix, [&](int tile) {
-    // Of two rooms one is being read while the other is filled.
+    // One of two rooms is read while the other is filled.
     own.is_odd_tile = !own.is_odd_tile;
     float* const room =
         own.template shared<float>(own.plan.shared.sums) + (own.is_odd_tile ? kRoom : 0);
@@ -281,7 +283,7 @@ __device__ __forceinline__ void multiply(Block<W, kRows>& own, Product product, 
   });
 }
 
-/// What the threads that compute do.
+/// Runs the compute threads.
 template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   begin(own);
@@ -292,7 +294,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
     if (layer == layers && !has_head && !has_norm(own.args, layer)) break;
     const StepLayer& weights = own.args.layers[layer];
     if (layer < layers) fetch_dt_proj(own, weights);
-    // Who asked for the stream before the own part of it is sent would hinder those that send.
+    // Reading the stream before the block has sent its own part would hinder the blocks that send.
     meet();
     receive_stream(own, layer);
     if (layer == layers) break;
@@ -304,7 +306,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
     }
     multiply(own, Product::kX, layer);
     scan<kEntries>(own, weights, own.inputs().acquire(layer));
-    // So it is with y, unless there is so much of it that some can be received meanwhile.
+    // The same holds for y, unless there is so much of it that some can be received meanwhile.
     if (own.rows * own.plan.inner_pairs.count <= 2 * kComputeThreads) meet();
     receive_inner(own, own.exchange.y, own.epoch + kY);
     multiply(own, Product::kOut, layer);
@@ -316,7 +318,7 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
   } else {
     end(own, layers);
   }
-  // By now every block has sent, and so has read the number before it changes.
+  // Every block has sent by now, so it has read the epoch before the epoch changes.
   if (blockIdx.x == 0 && threadIdx.x == 0) *own.words(ExchangeLayout::kEpoch) = own.epoch;
 }
 

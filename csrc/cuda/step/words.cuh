@@ -1,11 +1,11 @@
-// Values on their way from block to block, without a barrier.
+// The exchange of values between blocks, without a barrier.
 //
-// A value and the number of its exchange are one word, of 8 or 16 bytes, which is written and read
-// as one. Whoever needs the value reads the word until it has the number that is due. Numbers grow
-// from exchange to exchange and from launch to launch, so that nothing is ever cleared: an older
-// word would be taken for a new one only after 2^31 exchanges, in which nobody wrote it. It can be
-// written anew as soon as all have read it: between two exchanges of one kind in a layer there is
-// always one in which every block waits for all others.
+// A value and the number of its exchange are one word of 8 or 16 bytes, which is written and read
+// as a whole. A block that needs the value reads the word until it has the number that is due.
+// Numbers grow from exchange to exchange and from launch to launch, so nothing is ever cleared: an
+// older word would be taken for a new one only after 2^31 exchanges in which nobody wrote it. A
+// word can be overwritten as soon as all blocks have read it: between two exchanges of the same
+// kind there is always another one in which every block waits for all others.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -39,7 +39,7 @@ __device__ __forceinline__ Word read(const Word* source) {
   return word;
 }
 
-/// Two words, one behind the other.
+/// Two consecutive words.
 struct WordPair {
   Word low, high;
 };
@@ -55,10 +55,11 @@ __device__ __forceinline__ WordPair read(const WordPair* source) {
   return pair;
 }
 
-/// A word of the stream is of 16 bytes, so that the sum of its squares comes along. The sum's sign
-/// is set: it stands where words of 8 bytes have a number, of an exchange that is far from due.
+/// A word of the stream has 16 bytes, so that it includes the sum of its squares. The sum's sign
+/// bit is set: it lies where words of 8 bytes have the number of an exchange, and reads as a number
+/// that is far from due.
 struct StreamWord {
-  uint32_t low;  // a float, or two numbers of two bytes
+  uint32_t low;  // a float, or two values of two bytes
   uint32_t signed_squares;
   uint32_t high;
   uint32_t epoch;
@@ -103,14 +104,14 @@ __device__ __forceinline__ StreamWord read(const StreamWord* source) {
   return word;
 }
 
-/// Receives `count` of T, of which nearest(index) gives back those that are sent: the block's
-/// threads that compute call visit(index, word) for each. A thread has every kComputeThreads-th,
-/// kBatch at a time.
+/// Receives `count` elements of T, of which those with nearest(index) == index are sent. The
+/// block's compute threads call visit(index, word) for each of these. A thread has every
+/// kComputeThreads-th element, kBatch at a time.
 ///
-/// A warp asks again until all of its lanes have theirs: lanes that went on by themselves would
-/// each go through what follows. A lane without a word asks for one that its warp asks for anyway:
-/// behind a branch, words would take registers throughout the kernel; and if all asked for the
-/// same, that part of the L2 cache would serve them one after the other.
+/// A warp reads again until all of its lanes have their words: lanes that went on alone would each
+/// run the code that follows. A lane without a word reads one that its warp reads anyway. Behind a
+/// branch, the words would take registers throughout the kernel; and if all such lanes read the
+/// same word, that part of the L2 cache would serve them one after the other.
 template <int kBatch, class T, class Nearest, class Visit>
 __device__ __forceinline__ void receive_by(const T* source, int count, uint32_t epoch,
                                            const Nearest& nearest, const Visit& visit) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void receive_by(const T* source, int count, uint32_t 
   }
 }
 
-/// Receives them, as many at a time as a thread has, up to kMost.
+/// Calls receive_by() with a kBatch that holds all of a thread's elements, but at most kMost.
 template <int kBatch = 1, class T, class Nearest, class Visit>
 __device__ __forceinline__ void receive_nearest(const T* source, int count, uint32_t epoch,
                                                 const Nearest& nearest, const Visit& visit) {
@@ -151,7 +152,7 @@ __device__ __forceinline__ void receive_nearest(const T* source, int count, uint
   }
 }
 
-/// Receives `count` words, or pairs of them.
+/// Receives `count` words, or pairs of words.
 template <class T, class Visit>
 __device__ __forceinline__ void receive(const T* source, int count, uint32_t epoch,
                                         const Visit& visit) {

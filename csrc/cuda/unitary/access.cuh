@@ -1,13 +1,12 @@
-// How the kernels of the adaptive unitary scan are laid over a slab, and their access to memory.
+// How the kernels of the adaptive unitary scan divide a slab, and their access to memory.
 //
-// A block owns kWarpSize / kLanes neighbouring channels of one batch entry, a team of kLanes lanes
-// for each; lane l of a team has the states l, l + kLanes, ... (kStates of them). Time is divided
-// among the kWarps warps of the block: of the kRound steps of a round each takes kSteps in a row.
-// So theta, which has states next to each other and then channels, is read in whole sectors.
+// A block owns kWarpSize / kLanes neighboring channels of one batch entry, with a team of kLanes
+// lanes for each; lane l of a team has the states l, l + kLanes, ... (kStates of them). Time is
+// divided among the kWarps warps of the block: each takes kSteps consecutive steps of a round's
+// kRound steps. In theta, states and then channels are contiguous, so it is read in whole sectors.
 //
-// In what belongs to a channel and a step alone (u, dt, z, out and their gradients), a lane of a
-// team owns some of its warp's steps, in order, and these are next to each other in memory as a
-// rule.
+// In arrays without states (u, dt, z, out and their gradients), a lane of a team owns some of its
+// warp's steps, in order, which are usually contiguous in memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +20,7 @@
 
 namespace selective_scan::cuda::unitary {
 
-/// Steps whose rotations a lane keeps in registers.
+/// The steps whose rotations a lane keeps in registers.
 template <class T>
 constexpr int kSteps = 64 / sizeof(T);
 /// A round is the stretch between two saved states.
@@ -30,18 +29,17 @@ template <class T>
 constexpr int kWarps = kRound / kSteps<T>;
 template <class T>
 constexpr int kThreads = kWarps<T> * kWarpSize;
-/// So that all blocks of 1024 channels of 16 states are on a GPU of 132 multiprocessors at once.
+/// Lets a GPU of 132 multiprocessors hold all blocks of 1024 channels with 16 states at once.
 template <class T>
 constexpr int kBlocksPerMultiprocessor = sizeof(T) == 4 ? 4 : 1;
 
-/// Steps that a lane owns, and how many lanes own the same ones.
+/// The steps that a lane owns, and the number of lanes that own the same ones.
 template <class T, int kLanes>
 constexpr int kOwned = kSteps<T> > kLanes ? kSteps<T> / kLanes : 1;
 template <class T, int kLanes>
 constexpr int kOwners = kLanes > kSteps<T> ? kLanes / kSteps<T> : 1;
 
-/// This says where a thread works. Threads beyond the last channel take part in shuffles and
-/// barriers alone.
+/// The position of a thread. Threads past the last channel only take part in shuffles and barriers.
 template <class T, int kLanes>
 struct Place {
   static constexpr int kChannels = kWarpSize / kLanes;
@@ -55,7 +53,7 @@ struct Place {
   int64_t batch;
   int64_t channel;
   int64_t group;
-  int64_t group_channel;  // the channel's number in its group
+  int64_t group_channel;  // the channel's index in its group
   bool active;
 
   __device__ explicit Place(const UnitaryScanParams& params)
@@ -66,7 +64,7 @@ struct Place {
         group_channel(channel - group * (params.dim / params.groups)),
         active(channel < params.dim) {}
 
-  /// Blocks for every batch entry.
+  /// Returns the number of blocks per batch entry.
   static SELECTIVE_SCAN_HD int64_t num_blocks(const UnitaryScanParams& params) {
     return ceil_div(params.dim, kChannels);
   }
@@ -74,27 +72,28 @@ struct Place {
   __device__ int64_t state_index(const UnitaryScanParams& params, int64_t state) const {
     return (batch * params.dim + channel) * params.dstate + state;
   }
-  /// `first` is a multiple of kUnitaryStateChunk above 0.
+  /// Returns the index of the state saved before step `first`, a positive multiple of
+  /// kUnitaryStateChunk.
   __device__ int64_t saved_index(const UnitaryScanParams& params, int64_t first,
                                  int64_t state) const {
     const int64_t chunk = first / kUnitaryStateChunk - 1;
     const int64_t row = batch * num_saved_unitary_states(params.seqlen) + chunk;
     return (row * params.dim + channel) * params.dstate + state;
   }
-  /// A slab array at a step of the slab.
+  /// Returns the address of a slab array's element at a step of the slab.
   __device__ T* at(const SlabArray& array, int64_t step, int64_t state) const {
     return static_cast<T*>(array.data) + local_batch * array.batch + step * array.step +
            group * array.group + group_channel * array.channel + state * array.state;
   }
 };
 
-/// The steps that a lane owns of a sequence, moved along with the rounds.
+/// The steps of a sequence that a lane owns, moved along with the rounds.
 template <class T, int kLanes>
 class OwnedSteps {
   static constexpr int kOwn = kOwned<T, kLanes>;
 
  public:
-  /// At the steps owned of the round that begins with step `first` of the whole sequence.
+  /// Points at the owned steps of the round that begins with step `first` of the whole sequence.
   __device__ OwnedSteps(const ArrayView& view, const Place<T, kLanes>& place, int64_t first)
       : dtype_(view.dtype),
         step_bytes_(view.step * element_size(view.dtype)),
@@ -104,7 +103,7 @@ class OwnedSteps {
 
   __device__ void move(int64_t steps) { data_ += steps * step_bytes_; }
 
-  /// 0 from the step `count` of those owned on.
+  /// Loads the owned steps. The steps from `count` on become 0.
   __device__ void load(int count, T (&out)[kOwn]) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -121,12 +120,12 @@ class OwnedSteps {
   char* data_;
 };
 
-/// Values by (step of the warp, thread). Rows are padded by one, so that a column is spread over
-/// the banks.
+/// Values by (step of the warp, thread). Rows are padded by one value, so that a column is spread
+/// over the banks.
 template <class V, class T>
 using ThreadTile = V[kSteps<T>][kThreads<T> + 1];
 
-/// Adds the sums, over the lanes of its team, of the steps that a lane owns.
+/// Sums the steps that a lane owns over the lanes of its team, and adds the results to `sums`.
 template <class T, int kLanes, class V>
 __device__ void add_over_team(const ThreadTile<V, T>& tile, const Place<T, kLanes>& place,
                               V (&sums)[kOwned<T, kLanes>]) {
@@ -179,7 +178,8 @@ class Weight {
     }
   }
 
-  /// At a step of the whole sequence, of which `last` is the last.
+  /// Returns the value at a step of the whole sequence. Steps after `last` have the value of
+  /// `last`.
   __device__ Complex<T> at(const ArrayView& view, bool has_steps, int64_t step,
                            int64_t last) const {
     if (!kVariable || !has_steps) return constant_;
@@ -192,7 +192,7 @@ class Weight {
   Complex<T> constant_;
 };
 
-/// What a lane knows of one of its states. Of those beyond dstate it is all zero.
+/// A lane's inputs for one of its states; all zero for states beyond dstate.
 template <class T, bool kVariable>
 struct StateInputs {
   T bias;
@@ -206,7 +206,7 @@ __device__ T load_bias(const UnitaryScanParams& params, int64_t channel, int64_t
   return load_element<T>(view.data, view.dtype, channel * view.channel + state * view.state);
 }
 
-/// theta of kSteps steps, 0 from `left` on.
+/// Loads theta of kSteps steps; 0 from `left` on.
 template <class T>
 __device__ void load_theta(const T* theta, int64_t stride, int left, T (&out)[kSteps<T>]) {
   if (left >= kSteps<T>) {
@@ -218,7 +218,8 @@ __device__ void load_theta(const T* theta, int64_t stride, int left, T (&out)[kS
   }
 }
 
-/// Their rotations, 1 from `left` on, where v and dy are 0: such a step changes nothing.
+/// Computes the rotations of the steps. From `left` on they are 1, and v and dy are 0: such a step
+/// changes nothing.
 template <class T>
 __device__ void make_turns(const T (&theta)[kSteps<T>], T bias, int left,
                            Complex<T> (&turns)[kSteps<T>]) {
@@ -228,8 +229,8 @@ __device__ void make_turns(const T (&theta)[kSteps<T>], T bias, int left,
   for (int i = 0; i < kSteps<T>; ++i) turns[i] = select(i < left, turns[i], one<Complex<T>>());
 }
 
-/// Calls visit with lanes per channel, states per lane and whether b or c has steps as constants.
-/// fp64, which checks gradients, has one team for any number of states.
+/// Calls visit with the lanes per channel, the states per lane and whether b or c has steps, all as
+/// constants. fp64, which serves to check gradients, has one team for any number of states.
 template <class T, class Visit>
 cudaError_t with_team(const UnitaryScanParams& params, const Visit& visit_team) {
   using std::integral_constant;

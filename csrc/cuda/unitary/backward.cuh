@@ -1,22 +1,23 @@
 // The adaptive unitary scan of a slab on the GPU, backward.
 //
-// As forward, rounds from the last to the first: each warp makes the rotations of its steps and the
-// maps that they apply to the state, going forward, and to its gradient, going back; both rotate by
-// the same angle. After the exchange of maps it knows the state before and the gradient after its
-// steps, walks them forward, leaving every h in shared memory, and back.
+// As in the forward pass, but with rounds from the last to the first. Each warp computes the
+// rotations of its steps and the maps that the steps apply to the state, going forward, and to its
+// gradient, going back; both rotate by the same angle. After the exchange of maps a warp knows the
+// state before its steps and the gradient after them. It walks through the steps forward, storing
+// every h to shared memory, and then back.
 //
-// Shared memory: v and dy by (warp, channel, step), h by (step, thread), two sets of maps (warp,
+// Shared memory: v and dy by (warp, channel, step), h by (step, thread), two sets of maps by (warp,
 // lane), used in turn; at the end the warps' sums.
 //
-// Bound by instruction issue: about 130 for a state and step.
+// Bound by instruction issue: about 130 per state and step.
 #pragma once
 
 #include "forward.cuh"
 
 namespace selective_scan::cuda::unitary {
 
-/// What some steps do to the state, h -> product·h + state, and to the gradient that arrives from
-/// behind them, g -> conj(product)·g + gradient.
+/// The effect of some steps on the state, h -> product·h + state, and on the gradient that arrives
+/// from later steps, g -> conj(product)·g + gradient.
 template <class T>
 struct TwoWayMap {
   Complex<T> product;
@@ -24,7 +25,7 @@ struct TwoWayMap {
   Complex<T> gradient;
 };
 
-/// What the backward pass carries from round to round for one state.
+/// The sums that the backward pass carries from round to round for one state.
 template <class T>
 struct StateSums {
   T theta;
@@ -36,7 +37,7 @@ template <class T, int kLanes>
 struct BackwardShared {
   StepTile<T, kLanes> v[kWarps<T>];
   StepTile<T, kLanes> dy[kWarps<T>];
-  ThreadTile<Complex<T>, T> h;  // before every step; then what it gives to y and dv
+  ThreadTile<Complex<T>, T> h;  // before every step; later the state's parts of y and dv
   typename Exchange<TwoWayMap<T>, kWarps<T>>::Storage maps;
   StateSums<T> sums[kWarps<T>][kWarpSize];
   T dD[kWarps<T>][kWarpSize];
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
     const int begin = round + place.warp * kCount;
     const int64_t first = params.first_step + begin;
     const int left = steps - begin;
-    const int count = place.active ? left - place.first_owned : 0;  // owned, perhaps more
+    const int count = place.active ? left - place.first_owned : 0;  // existing owned steps, or more
     T u[kOwn], dt[kOwn], z[kOwn], dout[kOwn] = {};
     u_steps.load(count, u);
     dt_steps.load(count, dt);
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
       const StateInputs<T, kVariable>& input = inputs[s];
       TwoWayMap<T> map{one<Complex<T>>(), {}, {}};
       Complex<T> turns[kCount];
-      Complex<T> h{};  // before the round
+      Complex<T> h{};  // the state before the round
       if (has_state) {
         T theta[kCount];
         load_theta(theta_at + s * kLanes, params.theta.step, left, theta);

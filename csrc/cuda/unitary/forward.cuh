@@ -1,17 +1,17 @@
 // The adaptive unitary scan of a slab on the GPU, forward.
 //
-// What kSteps steps do to a state is one rotation and one addition. In every round each warp makes
-// the rotations of its steps, which is most of the work, scans them from a state of zero, and
-// leaves the map of its steps in shared memory; after the round's only barrier every lane composes
-// the maps of the warps before its own, which gives the state that its steps begin with, and adds
-// that state's part to y. Rotations are multiplied, never angles added, so phases are as accurate
-// as in a scan step by step.
+// The effect of kSteps steps on a state is one rotation and one addition. In every round each warp
+// computes the rotations of its steps, which is most of the work, scans the steps from a state of
+// zero and stores their map to shared memory. After the round's only barrier every lane composes
+// the maps of the warps before its own. The result is the state before its steps, whose part it
+// adds to y. Rotations are multiplied and angles are never added, so phases are as accurate as in a
+// scan step by step.
 //
-// Shared memory: v = dt·silu(u) by (warp, channel, step), what each lane gives to y by (step,
-// thread), and two sets of maps (warp, lane), used in turn.
+// Shared memory: v = dt·silu(u) by (warp, channel, step), each lane's part of y by (step, thread),
+// and two sets of maps by (warp, lane), used in turn.
 //
-// Bound by instruction issue: about 80 for a state and step, 44 of them in the rotation. theta of
-// the next round is on its way while a round is finished.
+// Bound by instruction issue: about 80 per state and step, 44 of them for the rotation. With one
+// state per lane, theta of the next round is loaded while a round is finished.
 #pragma once
 
 #include "../kit/exchange.cuh"
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
   auto* carry = static_cast<Complex<T>*>(params.state);
   auto* saved = static_cast<Complex<T>*>(params.states);
 
-  Complex<T> carried[kStates];  // before the round; all warps keep it
+  Complex<T> carried[kStates];  // the state before the round; all warps keep it
   StateInputs<T, kVariable> inputs[kStates];
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
                   ? load_element<T>(params.D.data, params.D.dtype, place.channel * params.D.channel)
                   : T(0);
 
-  // A round's inputs are fetched while the round before it is computed.
+  // A round's inputs are loaded while the round before it is computed.
   using Steps = OwnedSteps<T, kLanes>;
   Steps u_steps(params.u, place, params.first_step);
   Steps dt_steps(params.dt, place, params.first_step);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
       const bool has_state = place.active && n < params.dstate;
       const StateInputs<T, kVariable>& input = inputs[s];
       StateMap<T> map = StateMap<T>::identity();
-      Complex<T> turns[kCount];  // then c·product, or the product where c is constant
+      Complex<T> turns[kCount];  // later c·product, or the product if c is constant
       T y_from_zero[kCount];
       if (has_state) {
         if (!kAhead) load_theta(theta_at + s * kLanes, params.theta.step, left, theta);

@@ -1,12 +1,12 @@
 // The state update as decoders call it: see is_dense() in plan/update.cpp.
 //
-// A thread has 16 bytes of the states of one channel and row; the lanes that share a channel add up
+// A thread has 16 bytes of the states of one channel and row; the lanes that share a channel sum
 // their parts of the output by shuffles. Many threads with one access each keep memory busier than
-// few with more to do. Rows are the same for a block, so that their addresses take no instructions
-// of a thread. To find addresses of any strides and to look for what may be absent would take as
-// many instructions as the step itself. Bound by memory, with the issue of instructions close
-// behind; at batch 1 by the way from the launch to the last store, so it is launched before the
-// kernel in front is done, and its arguments are few.
+// few with more to do. A block has a single row, so row addresses cost its threads no instructions.
+// Handling any strides and absent inputs would take as many instructions as the step itself. Bound
+// by memory, with instruction issue close behind; at batch 1 by latency, from the launch to the
+// last store. Therefore the kernel is launched before the preceding one has ended, and its
+// arguments are few.
 #pragma once
 
 #include "../kit/dependent_launch.cuh"
@@ -15,7 +15,7 @@
 
 namespace selective_scan::cuda::update {
 
-constexpr int kDenseBlocks = 12;  // of a multiprocessor, at least
+constexpr int kDenseBlocks = 12;  // per multiprocessor, at least
 
 template <class State, class Input>
 __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads, kDenseBlocks))
@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   const uint32_t row = blockIdx.y;
   const uint32_t thread = blockIdx.x * kUpdateThreads + threadIdx.x;
   const uint32_t channel = thread / kLanes;
-  const uint32_t first = threadIdx.x % kLanes * kStates;  // of the thread's states in the channel
+  const uint32_t first = threadIdx.x % kLanes * kStates;  // the thread's first state in the channel
   const bool is_writer = first == 0;
-  const uint32_t at = row * args.row + channel;  // of x, dt and out
+  const uint32_t at = row * args.row + channel;  // offset in x, dt and out
   const uint32_t projection = row * args.projection + first;
   wait_for_primary();
 

@@ -1,6 +1,6 @@
-// Loads apart from conversions. A thread that converts one number before it asks for the next waits
-// for memory once for each array; so all that a row needs is fetched as it lies in memory, of
-// whatever type, and converted when everything is under way.
+// Loads that are separate from conversions. A thread that converted each number before loading the
+// next one would wait for memory once per array. So everything that a row needs is fetched as it
+// lies in memory, whatever its type, and converted when all loads are under way.
 #pragma once
 
 #include "../../core/element.h"
@@ -34,7 +34,7 @@ struct Fetched {
     return values;
   }
 
-  /// Sets a value as it would have been fetched with its neighbours.
+  /// Sets value i as if it had been fetched together with its neighbors.
   __device__ __forceinline__ void set(int i, const void* address, int size) {
     if (kSize == 2 || size == 2) {
       const uint32_t bits = *reinterpret_cast<const uint16_t*>(address);
@@ -47,8 +47,8 @@ struct Fetched {
     }
   }
 
-  /// All of them from consecutive addresses. Streamed: past the first-level cache, which is for
-  /// what rows share.
+  /// Fetches all values from consecutive addresses. kStreamed: bypasses the first-level cache,
+  /// which is for data that rows share.
   template <bool kStreamed>
   __device__ __forceinline__ void set_all(const void* address, int size) {
     if (kSize == 2 || size == 2) {
@@ -81,7 +81,7 @@ struct Fetched {
   }
 };
 
-/// One number; 0 where the array is absent.
+/// Fetches one number; 0 if the array is absent.
 template <class R>
 __device__ __forceinline__ Fetched<R, 1> fetch(const ArrayView& view, int64_t index) {
   Fetched<R, 1> fetched;
@@ -93,7 +93,7 @@ __device__ __forceinline__ R value_of(const Fetched<R, 1>& fetched, const ArrayV
   return fetched.converted(view.dtype).v[0];
 }
 
-/// States `first` to first + kStates - 1 of those from `index` on, 0 from dstate on.
+/// Fetches states `first` to first + kStates - 1 of those from `index` on; 0 from dstate on.
 template <bool kStreamed, class T, int kStates, int kSize = sizeof(real_t<T>), class R = real_t<T>,
           int kReals = kStates * (is_complex_v<T> ? 2 : 1)>
 __device__ __forceinline__ Fetched<R, kReals, kSize> fetch_states(const ArrayView& view,

@@ -1,4 +1,4 @@
-// The kernels of the state update as the launcher sees them.
+// The interface of the state update's kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,13 +12,13 @@ struct UpdateArgs {
   UpdatePlan plan;
 };
 
-/// The kernel for states of type T, kStates of them in 16 bytes and kPacks times as many in a lane.
+/// The kernel for states of type T. A lane has kPacks packs of kStates states, 16 bytes each.
 template <class T, int kStates, int kPacks>
 struct Update {
   static cudaError_t launch(const UpdateArgs& args, cudaStream_t stream);
 };
 
-/// What the kernel of UpdatePlan::is_dense is given. Strides count elements.
+/// The arguments of the kernel for UpdatePlan::is_dense. Strides count elements.
 template <class Input>
 struct DenseArgs {
   void* state;
@@ -30,10 +30,10 @@ struct DenseArgs {
   IndexArray sources;
   int64_t pad_slot_id;
   int slots;
-  uint32_t slot;        // from one to the next
-  uint32_t row;         // of x, dt and out
-  uint32_t z_row;       // of z
-  uint32_t projection;  // of B and C
+  uint32_t slot;        // slot stride
+  uint32_t row;         // row stride of x, dt and out
+  uint32_t z_row;       // row stride of z
+  uint32_t projection;  // row stride of B and C
   DType parameters;     // of D and dt_bias
   DType A_dtype;
   bool A_is_log;
@@ -61,7 +61,7 @@ struct DenseArgs {
         A_is_log(params.A_is_log) {}
 };
 
-/// That kernel, by the types of states and inputs.
+/// The dense kernel for a type of states and a type of inputs.
 template <class State, class Input>
 struct DenseUpdate {
   static cudaError_t launch(const DenseArgs<Input>& args, const LaunchShape& shape,

@@ -16,7 +16,7 @@ cudaError_t launch_dense(const UpdateArgs& args, cudaStream_t stream) {
   return DenseUpdate<State, Input>::launch(DenseArgs<Input>(args.params), args.plan.shape, stream);
 }
 
-/// See instantiations.py.
+/// Returns the launch of one of the instances in instantiations.py.
 auto find_launch(const UpdateParams& params, const UpdatePlan& plan) {
   if (plan.is_dense) {
     const bool is_single = params.state.dtype == DType::kFloat32;

@@ -1,4 +1,4 @@
-// Says where the threads of the state update stand, and has a step of theirs.
+// The positions of the state update's threads, and one step of a state.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -7,13 +7,13 @@
 
 namespace selective_scan::cuda::update {
 
-/// This says where a lane stands.
+/// The position of a lane.
 struct Place {
   int64_t head;
   int64_t channel;
   int64_t group;
-  int part;     // of the lanes that share the channel
-  bool exists;  // the last block's channels may be too many
+  int part;     // among the lanes that share the channel
+  bool exists;  // false for surplus channels of the last block
 
   __device__ __forceinline__ Place(const UpdateParams& params, const UpdatePlan& plan) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -26,13 +26,13 @@ struct Place {
     group = params.groups == 1 ? 0 : params.group_of(head);
   }
 
-  /// Returns the offset of an array of channels, at row and step 0.
+  /// Returns the lane's offset in an array of channels, at row and step 0.
   __device__ __forceinline__ int64_t offset(const ArrayView& view) const {
     return head * view.group + channel * view.channel;
   }
 };
 
-/// A state after a step.
+/// Returns a state after a step.
 template <Method kMethod, class T>
 __device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> x, const Pole<T>& pole,
                                         T B) {

@@ -1,7 +1,7 @@
-// The state update of any call: states and inputs of all types and strides, in several steps.
+// The state update for any call: states and inputs of all types and strides, and several steps.
 //
-// A thread fetches all that a row needs before it converts any of it. Where lanes cannot move their
-// states together, they move them one by one.
+// A thread fetches everything that a row needs before it converts any of it. If a lane's states
+// cannot be moved together, they are moved one by one.
 #pragma once
 
 #include "../../core/method_table.h"
@@ -13,7 +13,7 @@
 
 namespace selective_scan::cuda::update {
 
-/// What a row's step needs beside its state.
+/// The inputs of a row's step, besides its state.
 template <class T, int kStates, int kPacks>
 struct StepInputs {
   using R = real_t<T>;
@@ -30,7 +30,7 @@ template <class T, int kStates, int kPacks>
 class RowUpdates {
   using R = real_t<T>;
   using Inputs = StepInputs<T, kStates, kPacks>;
-  /// Bytes of a real number of the states: with eight of them in 16 bytes, no other than two.
+  /// Bytes of a real number of the states; if 16 bytes hold eight states, it can only be two.
   static constexpr int kStateSize = kStates == 8 ? 2 : sizeof(R);
   using FetchedStates = Fetched<R, kStates*(is_complex_v<T> ? 2 : 1), kStateSize>;
 
@@ -126,7 +126,7 @@ class RowUpdates {
     });
   }
 
-  /// All lanes of a warp come here together: they differ in neither row nor source.
+  /// All lanes of a warp call this together, because they have the same row and source.
   __device__ __forceinline__ void advance(int64_t row, int64_t step, int64_t source,
                                           const Inputs& inputs, Pack<T, kStates> (&h)[kPacks]) {
     R out = 0;
