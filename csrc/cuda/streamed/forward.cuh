@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
     const PackedChunks chunks = args.packed_chunks(kChunkBytes);
     item = in_segment(item, chunks.segment(item.segment, args.chunks));
     if (item.chunks == 0) {
-      // Without this wait, if all blocks ended here, the next kernel could start before B and C are
-      // written.
+      // Even if all blocks end here, the next kernel must not start before B and C are written.
       wait_for_primary();
       return;
     }
