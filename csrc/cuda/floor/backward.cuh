@@ -1,6 +1,6 @@
 // The backward scan.
 //
-// With dy = dout·silu(z) the gradient g of the state is, backwards through time,
+// With dy = dout·silu(z) the gradient g of the state is, backward in time,
 //
 //   g[t] = conj(abar[t+1])·g[t+1] + conj(C[t])·dy[t]            dC[t] = conj(h[t])·dy[t]
 //
