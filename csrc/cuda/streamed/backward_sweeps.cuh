@@ -267,7 +267,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
   for (int j = kBlockSteps - 1; j >= 0; --j) {
     const auto C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     const float scaled_dy = kOutputScale<T> * dy.v[j];
-    Pack<T, kStates> dB, dC;  // if weighted, unweighted
+    Pack<T, kStates> dB, dC;  // if kWeighted, before weighting
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {

@@ -112,7 +112,7 @@ class ChannelSums {
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
   static constexpr int kGroupTurns = kSweepBlocks / kTurnBlocks;
   static constexpr bool kHasRests = kExact && Shape::kSumsRestsApart;
-  /// True if the weighted states of dC are complex: they enter mma without being conjugated.
+  /// True if weighted sums of dC are conjugated at the end: complex states enter mma unconjugated.
   static constexpr bool kConjugates = Shape::kComponents == 2;
 
  public:

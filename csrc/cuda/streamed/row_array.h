@@ -1,9 +1,11 @@
 // The streamed kernels' view of a (batch, channel, step) array, and its division among the lanes of
-// a warp. A chunk is kChunk steps of kItems channels, of which every lane holds kItems values. If
-// rows are contiguous and aligned, these are kItems consecutive steps of one channel
-// (LaneMap::kSteps), else one step of all channels (kChannels). The latter suits any stride and
-// alignment, and is one vector if channels are neighbors in memory. All arrays of a kernel have the
-// same map, so that a lane holds the same (channel, step) pairs of each of them.
+// a warp.
+//
+// A chunk is kChunk steps of kItems channels, of which every lane holds kItems values. If rows are
+// contiguous and aligned, these are kItems consecutive steps of one channel (LaneMap::kSteps), else
+// one step of all channels (kChannels). The latter suits any stride and alignment, and is one
+// vector if channels are neighbors in memory. All arrays of a kernel have the same map, so that a
+// lane holds the same (channel, step) pairs of each of them.
 //
 // Instead of kChannels, a kernel may have two maps that leave less to decide at run time:
 // kElements, which has no vectors, and kStepPairs, which has nothing but vectors and gives a lane

@@ -215,7 +215,7 @@ struct RowCopies {
     }
   }
 
-  /// The words of a slice that are transposed in registers, and whether they are.
+  /// The number of words of a slice, and whether these are transposed in registers.
   static constexpr int kTurned = kSliceBytes / 4;
   static constexpr bool kTransposes = kMap != LaneMap::kSteps && kSize == 2 && kItems == 8;
 
