@@ -1,20 +1,20 @@
 // Backward scan for dstate 1.
 //
-// A block owns a tile of channels of one group, a warp a window's channels of them, eight or one,
-// and walks through time in windows of 32 or 256 steps, last to first; the lanes of a channel hold
-// kItems consecutive steps each. Four warps may share a channel, and take its windows in turns. For
-// a window: scan forward from the state saved before it, then scan the state's gradient backwards
-// from what the later window left, all in registers. Shuffles add dB and dC over the warp's
-// channels, and the first threads over the block's warps, in a fixed order. add_gradients() adds
-// the tiles.
+// A block owns a tile of channels of one group, and each of its warps the channels of a window,
+// eight or one. A warp walks through time in windows of 32 or 256 steps, last to first; each of a
+// channel's lanes holds kItems consecutive steps. Four warps may share a channel and take its
+// windows in turns. For each window, a warp scans forward from the state saved before it, and then
+// scans the state's gradient backward from the one that the later window left, all in registers.
+// Shuffles add dB and dC over the warp's channels, and the first threads add them over the block's
+// warps, in a fixed order. add_gradients() adds the tiles.
 //
-// Shared memory: where arrays begin; per warp a window's B and C, a tile for rows that vectors
-// cannot read, and what every lane keeps between windows; per block two buffers of the warps' sums
-// of dB and dC, so that one barrier a window suffices, and of maps of windows that warps share;
-// then per warp whole rows, if they are dense, or two windows of them, one of which is on its way,
-// if they are vectors. Gradients take the places of u, delta and z there. Bound by instructions,
-// about 100 per (channel, step), and by memory nearly as much; by latency, where windows have one
-// channel.
+// Shared memory: the addresses of arrays; per warp, a window's B and C, a tile for rows that
+// vectors cannot read, and the values that every lane keeps between windows; per block, two buffers
+// of the warps' sums of dB and dC, so that one barrier per window suffices, and two of the maps of
+// windows that warps share; then per warp whole rows, if they are dense, or two windows of them,
+// one of which is being copied, if they are vectors. In these rows, gradients take the places of u,
+// delta and z. Bound by instructions, about 100 per (channel, step), and nearly as much by memory,
+// or by latency if windows have one channel.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -23,8 +23,8 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// Adds the lanes that hold the same steps of different channels. A long window has one channel, so
-/// its lanes have only to hand over what they hold.
+/// Adds up the lanes that hold the same steps of different channels. A long window has one channel,
+/// so its lanes only hand over their values.
 __device__ __forceinline__ void sum_over_channels(const Items& dB, const Items& dC, int lane,
                                                   WarpSums<LongWindow>& sums) {
   Pack<float, 2 * kItems> pairs;
@@ -74,7 +74,7 @@ class BackwardTile {
   static constexpr int kSteps = Shape::kSteps;
   static constexpr int kChannelLanes = Shape::kChannelLanes;
   static constexpr int kWarps = Shape::kWarps;
-  /// The next window comes to shared memory while one is scanned.
+  /// True if the next window is copied to shared memory while one is scanned.
   static constexpr bool kHasStages = kIsStaged<Storage>;
   static constexpr bool kIsInShared = kIsDense<Storage> || kHasStages;
 
@@ -104,7 +104,7 @@ class BackwardTile {
       });
       __pipeline_commit();
     }
-    // What takes longest is asked for first.
+    // The slowest loads are started first.
     if constexpr (kHasStages) stage(last_number(), staged_at_);
     struct Projected {
       ProjectedBits<Shape> B, C;
@@ -149,12 +149,13 @@ class BackwardTile {
 
  private:
   static __device__ int rank() { return round_rank<Shape>(); }
-  /// Windows are numbered along time. This is the warp's in the last round, which may lie behind
-  /// the sequence.
+  /// Returns the number of the warp's window in the last round, which may lie past the end of the
+  /// sequence. Windows are numbered along time.
   __device__ int last_number() const {
     return (ceil_div(seqlen_, Shape::kRoundSteps) - 1) * kWarps + rank();
   }
-  /// The warp's first channel of the tile, and the lane's of all.
+  /// Returns the warp's first channel within the tile; channel() returns the lane's among all
+  /// channels.
   __device__ int first_channel() const { return warp_ / kWarps * Shape::kChannels; }
   __device__ int64_t channel() const {
     return tile_.first_channel + first_channel() + lane_ / kChannelLanes;
@@ -162,17 +163,17 @@ class BackwardTile {
   __device__ bool exists() const {
     return first_channel() + lane_ / kChannelLanes < tile_.channels;
   }
-  /// What exists of a window; nothing before the first one.
+  /// Returns the existing part of a window: nothing before the first one.
   __device__ Window window(int number) const {
     return {number >= 0 ? tile_.channels - first_channel() : 0, seqlen_ - number * kSteps, lane_};
   }
 
-  /// Bytes from the tile's first channel to the warp's.
+  /// Returns the bytes from the tile's first channel to the warp's.
   __device__ int window_offset() const {
     return first_channel() * static_cast<int>(args_.strides.channel);
   }
   __device__ int step_offset(int number) const { return number * kSteps * args_.strides.step; }
-  /// The strides by which lanes find their parts of rows.
+  /// Returns the strides by which lanes find their parts of rows.
   __device__ decltype(auto) lane_strides() const {
     if constexpr (kHasStages) {
       return staged_.strides();
@@ -180,7 +181,7 @@ class BackwardTile {
       return (args_.strides);
     }
   }
-  /// The lane's part of a row of one of the arrays.
+  /// Returns the address of the lane's part of a row of one of the arrays.
   __device__ char* address(char* const (&arrays)[BackwardRows::kAll], Row row, int number) const {
     if constexpr (kHasStages) {
       return staged_row(staged_at_, row) + (staged_.origin() + lane_offset_);
@@ -190,7 +191,7 @@ class BackwardTile {
       return arrays[row] + (window_offset() + step_offset(number) + lane_offset_);
     }
   }
-  /// Calls move(row) for those of the arrays that are there.
+  /// Calls move(row) for the arrays that are present.
   template <class Move>
   static __device__ __forceinline__ void for_rows(const Sequence (&arrays)[BackwardRows::kAll],
                                                   const Move& move) {
@@ -203,7 +204,7 @@ class BackwardTile {
   __device__ char* staged_row(int stage_at, int row) const {
     return memory_.rows + (stage_at + row * Staged::kBytes);
   }
-  /// Where the window is that is not being scanned.
+  /// Returns the place of the window that is not being scanned.
   __device__ int other_stage() const {
     return BackwardRows::count(args_.inputs[Row::kZ].present()) * Staged::kBytes - staged_at_;
   }
@@ -217,7 +218,7 @@ class BackwardTile {
     });
     __pipeline_commit();
   }
-  /// Stores gradients from the places of what they are of, which the next window may take then.
+  /// Stores gradients from the places of their inputs, which the next window may then take.
   __device__ void store_staged(int number) {
     const auto pieces = staged_.pieces(window(number));
     const auto origins = load_pack<char*, BackwardRows::kAll>(memory_.origins.gradients);
@@ -246,14 +247,14 @@ class BackwardTile {
     memory_.record.channels[lane_] = {values[1], values[2], values[3], values[4]};
   }
 
-  /// The state before a window other than the first.
+  /// Returns the saved state before a window other than the first, else 0.
   __device__ float fetch_start(int number) const {
     const bool is_behind = kWarps > 1 && number * kSteps >= seqlen_;
     const bool has_start = number > 0 && !is_behind && exists();
     return has_start ? saved_[(number * Shape::kChunks - 1) * params_.dim] : 0.0f;
   }
 
-  /// Computes the warp's part of dB and dC, and stores what else there is of gradients.
+  /// Computes the warp's part of dB and dC, and stores the window's other gradients.
   __device__ void scan(int number, float start_of_window, StepMap* maps, Items& dB,
                        Items& dC) const {
     const Window window = this->window(number);
@@ -281,7 +282,7 @@ class BackwardTile {
     for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
     make_steps<Access::kSize>(delta, params_.delta_softplus, slope);
     if (window.steps < kSteps) {
-      // A step that does not exist leaves the state as it is.
+      // A missing step leaves the state unchanged.
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
@@ -333,7 +334,7 @@ class BackwardTile {
     }
     float later = carry_through_lanes<Shape, true>(back, sums.state_gradient, maps).entered;
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
-    // What is read anew would in registers crowd out what is kept of the steps.
+    // Read again, since in registers these would crowd out the values kept for the steps.
     const int first_step = opaque(window.first_step());
     read_shared(memory_.own.B + first_step, B);
     read_shared(memory_.own.C + first_step, C);
@@ -360,7 +361,7 @@ class BackwardTile {
     memory_.record.sums[lane_] = sums;
   }
 
-  /// Adds the sums of the block's warps, in their order.
+  /// Adds the sums of the block's warps, in the order of the warps.
   __device__ void add_warps(int buffer, int first_step) const {
     for (int i = threadIdx.x; i < 2 * Shape::kRoundSteps; i += blockDim.x) {
       const int step = first_step + i / 2;
@@ -410,7 +411,7 @@ class BackwardTile {
   BackwardMemory<Shape> memory_;
   DenseWindow dense_;
   Staged staged_;
-  int staged_at_ = 0;  // where in the rows the window that is scanned begins
+  int staged_at_ = 0;  // where the scanned window begins in the rows
   int lane_;
   int warp_;
   int seqlen_;

@@ -1,16 +1,16 @@
 // Forward scan for dstate 1.
 //
-// A warp owns a window's channels, eight or one of a group, and walks through time in windows of 32
-// or 256 steps; the lanes of a channel hold kItems consecutive steps each. A lane composes its
+// A warp owns the channels of a window, eight or one of a group, and walks through time in windows
+// of 32 or 256 steps; each of a channel's lanes holds kItems consecutive steps. A lane composes its
 // steps into one map, shuffles carry the state through the channel's lanes, and the lane walks its
-// steps. Warps share nothing, or four of them the windows of a channel, which they take in turns:
-// then shared memory carries the state through a window of each, behind one barrier.
+// steps. Either warps share nothing, or four of them share a channel and take its windows in turns:
+// then shared memory carries the state through one window of each, with a single barrier.
 //
-// Shared memory of a warp: a window's B and C in fp32, two maps of windows that are shared, and a
-// tile for rows that vectors cannot read; then u, delta and z, of which out takes the place of u:
-// if rows are dense, whole rows, and if they are vectors, two windows, one of which is on its way.
-// Bound by memory, about 55 instructions per (channel, step); by latency, where windows have one
-// channel.
+// Shared memory of a warp: a window's B and C in fp32, two maps of windows if these are shared, and
+// a tile for rows that vectors cannot read; then u, delta and z, with out in place of u. If rows
+// are dense, these are whole rows; if they are vectors, two windows, one of which is being copied.
+// Bound by memory, with about 55 instructions per (channel, step), or by latency if windows have
+// one channel.
 #pragma once
 
 #include "scan.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       return (strides);
     }
   };
-  /// Where the first channel's first step of an array of global memory is.
+  /// Returns the address of the first channel's first step of an array in global memory.
   const auto origin = [&](const Sequence& sequence) {
     return tile.origin(sequence) + tile.first_channel * strides.channel;
   };
@@ -54,7 +54,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const auto window_at = [&](int first_step) {
     return Window<Shape>{tile.channels, seqlen - first_step, lane};
   };
-  int staged_at = 0;  // where in the rows the window that is scanned begins
+  int staged_at = 0;  // where the scanned window begins in the rows
   const auto other_stage = [&] {
     return ForwardRows::count(has_gate) * Staged::kBytes - staged_at;
   };
@@ -68,7 +68,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     __pipeline_commit();
   };
 
-  // What takes longest is asked for first.
+  // The slowest loads are started first.
   if constexpr (kIsDense<Storage>) {
     for_inputs([&](Row row) { dense.fetch(rows, row, origin(args.inputs[row]), lane); });
     __pipeline_commit();
@@ -117,7 +117,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     __syncwarp();
     const int scanned_at = staged_at;
     staged_at = other_stage();
-    /// The lane's part of a row of the window.
+    /// Returns the address of the lane's part of a row of the window.
     const auto address = [&](const Sequence& sequence, Row row) {
       if constexpr (kHasStages) {
         return rows + (scanned_at + row * Staged::kBytes + staged.origin() + lane_offset);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     for (int i = 0; i < kItems; ++i) delta_items[i] += delta_bias;
     make_steps<Access::kSize>(delta_items, params.delta_softplus);
     if (window.steps < Shape::kSteps) {
-      // A step that does not exist leaves the state as it is.
+      // A missing step leaves the state unchanged.
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         if (window.first_step() + i >= window.steps) delta_items[i] = 0.0f;
@@ -162,7 +162,8 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     const LaneStates carried =
         carry_through_lanes<Shape, false>(map, state, maps + round % 2 * kForwardWarps);
     if constexpr (Shape::kChunks == 1) {
-      // The last lane's state is at hand here; to keep each lane's own takes registers and time.
+      // The last lane's state is at hand here; keeping each lane's own would take registers and
+      // time.
       if (saved != nullptr && next_step < seqlen) {
         if (exists && lane % kChannelLanes == 0) *saved = state;
         saved += params.dim;

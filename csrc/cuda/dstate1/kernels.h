@@ -1,4 +1,4 @@
-// The dstate 1 kernels as their launcher sees them.
+// The interface of the dstate 1 kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,16 +9,16 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// How the (batch, channel, step) arrays of a problem lie in memory; all have one element type and
-/// the same strides of channels and steps.
+/// The storages, which are layouts of a problem's (batch, channel, step) arrays. All arrays have
+/// one element type and the same strides of channels and steps.
 template <class Element>
-struct Vectors {};  // rows aligned to 16 bytes, of steps side by side; B and C have the same type
+struct Vectors {};  // rows of contiguous steps, aligned to 16 bytes; B and C have the same type
 template <class Element>
-struct HalfVectors {};  // the same, aligned to 8 bytes; of two bytes
+struct HalfVectors {};  // the same, aligned to 8 bytes; 2-byte elements
 template <class Element>
-struct DenseRows {};  // whole rows one behind the other, aligned to 4 steps; B and C likewise
+struct DenseRows {};  // whole rows without gaps, aligned to 4 steps; B and C have the same type
 template <int kBytes>
-struct Scattered {};  // any strides, of elements of that size
+struct Scattered {};  // any strides, elements of kBytes bytes
 
 /// A (batch, channel, step) array; strides in bytes.
 struct Sequence {
@@ -28,12 +28,13 @@ struct Sequence {
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
 };
 
-/// What these arrays share; strides in bytes. Offsets within a tile of channels fit 32 bits.
+/// The properties that these arrays share; strides in bytes. Offsets within a tile of channels fit
+/// 32 bits.
 struct SequenceStrides {
   DType dtype = DType::kFloat32;
   int64_t channel = 0;
   int step = 0;
-  bool channels_are_closer = false;  // in memory, than steps
+  bool channels_are_closer = false;  // in memory than steps are
 };
 
 struct ForwardArgs {
@@ -41,7 +42,7 @@ struct ForwardArgs {
   SequenceStrides strides;
   Sequence inputs[ForwardRows::kAll];
   Sequence out;
-  int windows;     // of a group's channels
+  int windows;     // per group
   int work_items;  // batch · groups · windows
 };
 
@@ -49,14 +50,15 @@ struct BackwardArgs {
   BackwardParams params;
   SequenceStrides strides;
   Sequence inputs[BackwardRows::kAll];
-  Sequence gradients[BackwardRows::kAll];  // of these; dout has none
-  int warps;                               // of a block
-  int tiles;                               // of a group's channels
+  Sequence gradients[BackwardRows::kAll];  // of the inputs; dout has none
+  int warps;                               // per block
+  int tiles;                               // per group
   int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
 };
 
-/// Each kind of window has kernels for some storages: see instantiations.py.
+/// The launches for one storage and shape of windows. Each shape has kernels for some storages: see
+/// instantiations.py.
 template <class Storage, class Shape>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,

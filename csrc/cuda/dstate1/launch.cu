@@ -28,7 +28,7 @@ template <class Storage, class Shape>
 constexpr Launches kLaunches = {&Kernels<Storage, Shape>::forward,
                                 &Kernels<Storage, Shape>::backward};
 
-/// The storages and shapes are those of instantiations.py.
+/// Returns the launches for a shape of windows; its storages are those of instantiations.py.
 template <class Shape>
 const Launches& launches_of(DType dtype, Rows rows) {
   const bool is_bfloat = dtype == DType::kBFloat16;
@@ -60,7 +60,7 @@ const Launches& launches_for(const ScanParams& params, const Plan& plan) {
   });
 }
 
-/// What both passes are given. Rows names their arrays.
+/// Returns arguments with the values that both passes take. `Rows` numbers the arrays.
 template <class Args, class Rows, class Params>
 Args make_args(const Params& params) {
   Args args{};

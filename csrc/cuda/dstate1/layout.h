@@ -1,4 +1,4 @@
-// How the dstate 1 kernels divide work among lanes, and what lies in shared memory.
+// The division of work among lanes in the dstate 1 kernels, and the layout of their shared memory.
 #pragma once
 
 #include "../../core/affine_map.h"
@@ -10,8 +10,9 @@ constexpr int kItems = 8;  // consecutive steps of a lane
 
 using StepMap = AffineMap<float>;
 
-/// A window is what a warp works on at a time: some channels, and as many steps as lanes that share
-/// a channel hold. Warps that share channels work on a round of windows, one behind the other.
+/// The shape of a window, the part of the problem that a warp works on at a time: some channels,
+/// and as many steps as the lanes that share a channel hold. Warps that share channels work on a
+/// round of windows, which follow one another in time.
 template <int kLanes, int kSharers = 1>
 struct WindowShape {
   static constexpr int kWarps = kSharers;
@@ -21,30 +22,30 @@ struct WindowShape {
   static constexpr int kRoundSteps = kWarps * kSteps;
   static constexpr int kChunks = kSteps / kChunk;
 
-  /// Distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes, and
-  /// no access of windows of several channels has bank conflicts.
+  /// The distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes,
+  /// and accesses in windows of several channels have no bank conflicts.
   static constexpr int kTileStride = kSteps + 4;
   static constexpr int kTileSize = kChannels * kTileStride;
 };
-/// Lanes from one saved state to the next.
+/// The lanes from one saved state to the next.
 constexpr int kChunkLanes = kChunk / kItems;
-/// Eight channels of a chunk each, where these are warps enough for the device.
+/// Eight channels of one chunk each, if this makes enough warps for the device.
 using WideWindow = WindowShape<kChunkLanes>;
-/// One channel, which makes eight times as many warps, each of which is through a sequence eight
+/// One channel. This makes eight times as many warps, each of which is through a sequence eight
 /// times as soon.
 using LongWindow = WindowShape<kWarpSize>;
-/// One channel of four warps, where one warp each would leave most of the device idle.
+/// One channel for four warps, if one warp per channel would leave most of the device idle.
 using SharedWindow = WindowShape<kWarpSize, 4>;
 
-/// Returns visit(shape) for the shape of windows of so many channels, which so many warps share.
+/// Returns visit(shape) for the shape of windows of `channels` channels that `warps` warps share.
 template <class Visit>
 constexpr auto visit_shape(int channels, int warps, const Visit& visit) {
   if (warps > 1) return visit(SharedWindow{});
   return channels > 1 ? visit(WideWindow{}) : visit(LongWindow{});
 }
 
-// Warps of a block, and blocks of a multiprocessor that registers must suffice for. Forward, 4
-// blocks of 4-byte elements keep memory busy, and 6 take longer.
+// Warps per block, and blocks per multiprocessor for which registers must suffice. In the forward
+// pass, 4 blocks of 4-byte elements keep memory busy, and 6 take longer.
 constexpr int kForwardWarps = 4;
 template <class Shape>
 constexpr int forward_blocks(int element_size) {
@@ -58,31 +59,31 @@ constexpr int backward_blocks(bool has_vectors) {
   return has_vectors && Shape::kChannels > 1 ? 4 : 3;
 }
 
-/// What a lane hands on from window to window.
+/// The values that a lane hands on from window to window.
 struct alignas(16) LaneSums {
-  float state_gradient;  // what leaves the window towards earlier steps
+  float state_gradient;  // leaves the window toward earlier steps
   float dA, dD, ddelta_bias;
 };
-/// What a lane knows of its channel.
+/// The parameters of a lane's channel.
 struct alignas(16) LaneChannel {
   float A, D, delta_bias, initial_state;
 };
-/// What a warp's lanes keep: each is one access.
+/// The values that a warp's lanes keep. Each struct is one access.
 struct WindowRecord {
   LaneSums sums[kWarpSize];
   LaneChannel channels[kWarpSize];
 };
 
-/// Sums of dB and dC over a warp's channels, (step, dB|dC).
+/// The sums of dB and dC over a warp's channels, (step, dB|dC).
 template <class Shape>
 using WarpSums = float[2 * Shape::kSteps];
 
-/// Maps by which warps that share channels tell one another what they do to the state: two of each,
-/// for a round and the next one.
+/// The maps by which warps that share channels tell one another how they change the state: two per
+/// warp, for one round and the next.
 template <class Shape>
 constexpr int kMaps = Shape::kWarps > 1 ? 2 : 0;
 
-/// What every warp has in shared memory, in either pass.
+/// A warp's part of shared memory, in either pass.
 template <class Shape>
 struct WarpShared {
   float tile[Shape::kTileSize];
@@ -90,8 +91,8 @@ struct WarpShared {
   float C[Shape::kSteps];
 };
 
-/// The arrays with steps that a pass reads, in the order in which rows of them lie in shared
-/// memory. Where there is no z it has no room there.
+/// The (batch, channel, step) arrays that a pass reads, in the order of their rows in shared
+/// memory. Without z there is no room for it.
 struct ForwardRows {
   enum Number { kU, kDelta, kZ, kAll };
 
@@ -103,10 +104,10 @@ struct BackwardRows {
   static SELECTIVE_SCAN_HD int count(bool has_z) { return has_z ? kAll : kZ; }
 };
 
-/// Distance between rows of vectors that come to shared memory a window at a time, of elements of
-/// so many bytes, and the bytes of a window of them. Two rows of a chunk of 2-byte elements fill
-/// all banks. One of 4-byte elements does, so the next begins 16 bytes further on. No access has
-/// conflicts then.
+/// Returns the distance between rows of vectors that come to shared memory a window at a time, with
+/// elements of `size` bytes; staged_bytes() returns the bytes of a window of them. Two rows of a
+/// chunk of 2-byte elements fill all banks. One row of 4-byte elements does, so the next one begins
+/// 16 bytes further on. Then no access has bank conflicts.
 template <class Shape>
 constexpr int staged_row(int size) {
   return Shape::kSteps * size + (size == 4 ? 16 : 0);
@@ -115,11 +116,11 @@ template <class Shape>
 constexpr int staged_bytes(int size) {
   return Shape::kChannels * staged_row<Shape>(size);
 }
-/// One window is scanned while the next one is on its way.
+/// The windows in shared memory: one is scanned while the next one is copied.
 constexpr int kStages = 2;
 
-/// Where the arrays of a block's tile begin in global memory, by BackwardRows::Number. In registers
-/// they would crowd out what is kept of the steps.
+/// The addresses at which the arrays of a block's tile begin in global memory, by
+/// BackwardRows::Number. In registers, they would crowd out the values kept for the steps.
 struct alignas(16) TileOrigins {
   char* inputs[BackwardRows::kAll];
   char* gradients[BackwardRows::kAll];

@@ -1,4 +1,5 @@
-// The plans of the dstate 1 path, one real state in fp32: what launch.cu turns into launches.
+// The plans of the dstate 1 path, which serves one real state in fp32. launch.cu turns a plan into
+// launches.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// How rows are moved: see the storages of kernels.h.
+/// The way in which rows are moved: see the storages in kernels.h.
 enum class Rows { kVectors, kHalfVectors, kDense, kScattered };
 
 struct ForwardPlan {
   Rows rows;
   int window_channels;
-  int window_warps;  // that share channels
-  int windows;       // of a group's channels
+  int window_warps;  // warps that share channels
+  int windows;       // per group
   int work_items;    // batch · groups · windows
   LaunchShape shape;
   ForwardScratch scratch;
@@ -27,15 +28,15 @@ struct ForwardPlan {
 struct BackwardPlan {
   Rows rows;
   int window_channels;
-  int window_warps;  // that share channels
-  int warps;         // of a block
-  int tiles;         // of a group's channels
+  int window_warps;  // warps that share channels
+  int warps;         // per block
+  int tiles;         // per group
   int work_items;    // batch · groups · tiles
   LaunchShape shape;
   BackwardScratch scratch;
 };
 
-/// Each makes the plan, or has done nothing of use where it refuses.
+/// Makes the plan. If it returns a refusal, `plan` holds nothing of use.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 

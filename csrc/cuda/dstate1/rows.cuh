@@ -1,13 +1,13 @@
-// Rows of (batch, channel, step) arrays as the dstate 1 kernels move them between global memory and
-// registers.
+// Moves rows of (batch, channel, step) arrays between global memory and registers for the dstate 1
+// kernels.
 //
-// A warp works on windows (layout.h). Neighbouring lanes hold one channel, kItems consecutive steps
-// each. Rows that are aligned to 16 bytes come to shared memory a window at a time while the one
-// before is scanned. Of 2-byte types those that are aligned to 8 bytes do so too in long windows,
-// and in wide ones they come as a whole if they are short. So neighbouring lanes move neighbouring
-// vectors, and registers hold nothing that is on its way. Other layouts are read element by
-// element, along steps or along channels, whichever lie closer, and change hands through a tile in
-// shared memory.
+// A warp works on windows (layout.h). Neighboring lanes hold one channel, kItems consecutive steps
+// each. Rows that are aligned to 16 bytes are copied to shared memory one window at a time, while
+// the window before is scanned. Rows of 2-byte types that are aligned to 8 bytes are copied in the
+// same way in long windows, and as a whole in wide ones if they are short. So neighboring lanes
+// move neighboring vectors, and registers hold no data in flight. Other layouts are read element by
+// element, along steps or along channels, whichever are closer in memory, and elements change lanes
+// through a tile in shared memory.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -21,7 +21,7 @@ namespace selective_scan::cuda::dstate1 {
 /// A value for each of a lane's steps.
 using Items = float[kItems];
 
-/// What exists of a warp's window, and the lane that looks at it.
+/// The existing part of a warp's window, as seen by a lane.
 template <class Shape>
 struct Window {
   int channels;
@@ -30,29 +30,29 @@ struct Window {
 
   __device__ int channel() const { return lane / Shape::kChannelLanes; }
   __device__ int first_step() const { return lane % Shape::kChannelLanes * kItems; }
-  /// How many of the lane's steps exist, if positive.
+  /// Returns the number of the lane's steps that exist, if positive.
   __device__ int items() const { return channel() < channels ? steps - first_step() : 0; }
 };
 
-/// kItems values in shared memory, aligned to 16 bytes.
+/// Reads kItems values from shared memory, aligned to 16 bytes.
 __device__ __forceinline__ void read_shared(const float* row, Items& items) {
   const auto pack = load_pack<float, kItems>(row);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) items[i] = pack.v[i];
 }
 
-/// How windows of one Storage are moved. All functions take the address of the lane, which lies
-/// lane_offset() behind the window's first channel and step.
-///   Raw        a lane's part of a window as it lies in memory
-///   fetch()    starts reading; what does not exist is zero
-///   convert()  from Raw to the lane's steps
-///   store()
+/// Moves windows of one Storage. All functions take the address of the lane, which is that of the
+/// window's first channel and step plus lane_offset().
+///   Raw        a lane's part of a window as it is in memory
+///   fetch()    starts reading; missing elements are zero
+///   convert()  turns Raw into the values of the lane's steps
+///   store()    stores the values of the lane's steps
 template <class Storage, class Shape>
 struct RowAccess;
 
-/// Lanes find vectors in shared memory, where StagedWindow or DenseWindow puts them, by the strides
-/// of there. A vector has kSteps steps, of which all exist or none. A lane that takes all of its
-/// steps as one vector moves those that do not exist as well, for which staged rows have room.
+/// Accesses vectors in shared memory, to which StagedWindow or DenseWindow has copied them, by
+/// their strides there. A vector has kSteps steps, of which all exist or none. A lane that takes
+/// all of its steps as one vector moves missing ones as well, for which staged rows have room.
 template <class Element, int kSteps, class Shape>
 struct VectorAccess {
   using Window = dstate1::Window<Shape>;
@@ -101,7 +101,7 @@ struct VectorAccess {
   static constexpr int kVectors = kItems / kSteps;
   static constexpr int kVectorWords = kWords / kVectors;
 
-  /// Calls visit(first word) for every vector that may be looked at.
+  /// Calls visit(first word) for every vector that may be accessed.
   template <class Visit>
   static __device__ __forceinline__ void for_each_vector(const SequenceStrides& strides,
                                                          const Window& window, const Visit& visit) {
@@ -117,8 +117,8 @@ struct VectorAccess {
     }
   }
 
-  /// The elements from the last to the first if `is_reversed`: a byte permutation of a word and its
-  /// mirror image.
+  /// Returns the elements, from the last to the first if `is_reversed`: a byte permutation of a
+  /// word and its mirror image.
   static __device__ __forceinline__ Raw in_order(const Raw& raw, bool is_reversed) {
     constexpr uint32_t kMirrored = sizeof(Element) == sizeof(float) ? 0x7654 : 0x5476;
     const uint32_t selector = is_reversed ? kMirrored : 0x3210;
@@ -143,8 +143,8 @@ constexpr bool kIsDense = false;
 template <class Element>
 constexpr bool kIsDense<DenseRows<Element>> = true;
 
-/// Dense rows of a window: how they come to shared memory, in which every array has as many bytes,
-/// and go back.
+/// Copies dense rows of a window to shared memory, where every array has the same number of bytes,
+/// and back.
 class DenseWindow {
  public:
   __device__ DenseWindow(const SequenceStrides& strides, int seqlen)
@@ -163,7 +163,7 @@ class DenseWindow {
           *reinterpret_cast<const uint4*>(memory + number * bytes_ + at);
     }
   }
-  /// Where the first channel's first step of an array is in shared memory.
+  /// Returns the address of the first channel's first step of an array in shared memory.
   __device__ char* origin(char* memory, int number) const {
     return memory + number * bytes_ + first_step_;
   }
@@ -173,7 +173,7 @@ class DenseWindow {
   static constexpr int kPiece = sizeof(uint4);
 
   int bytes_;
-  int first_step_;  // bytes from a row's lowest address to it
+  int first_step_;  // bytes from a row's lowest address to its first step
 };
 
 template <class Storage>
@@ -186,8 +186,8 @@ constexpr bool kIsStaged = kHasHalfVectors<Storage>;
 template <class Element>
 constexpr bool kIsStaged<Vectors<Element>> = true;
 
-/// Rows of vectors of a window: how they come to shared memory, in which lanes find them by strides
-/// of their own, and go back. Neighbouring lanes move neighbouring vectors.
+/// Copies rows of vectors of a window to shared memory, where their strides differ, and back.
+/// Neighboring lanes move neighboring vectors.
 template <class Storage, class Shape>
 class StagedWindow {
   static constexpr int kSize = RowAccess<Storage, Shape>::kSize;
@@ -195,13 +195,14 @@ class StagedWindow {
   using Piece = std::conditional_t<kHasHalfVectors<Storage>, uint2, uint4>;
   static constexpr int kPiece = sizeof(Piece);
   static constexpr int kRowPieces = Shape::kSteps * kSize / kPiece;
-  static constexpr int kCount = Shape::kChannels * kRowPieces / kWarpSize;  // of a lane
+  static constexpr int kCount = Shape::kChannels * kRowPieces / kWarpSize;  // per lane
   static constexpr int kRowLanes = kRowPieces < kWarpSize ? kRowPieces : kWarpSize;
 
  public:
-  static constexpr int kBytes = staged_bytes<Shape>(kSize);  // of an array
+  static constexpr int kBytes = staged_bytes<Shape>(kSize);  // per array
 
-  /// What a lane moves: places in shared memory and from a window's first channel and step.
+  /// The pieces that a lane moves, with their places in shared memory and their offsets from a
+  /// window's first channel and step in global memory.
   struct Pieces {
     int places[kCount];
     int offsets[kCount];
@@ -217,7 +218,7 @@ class StagedWindow {
     Pieces result;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      // A lane's pieces are of several channels, or all of one.
+      // A lane's pieces belong to several channels, or all to one.
       const int piece = lane % kRowLanes + (kRowPieces > kRowLanes ? i * kRowLanes : 0);
       const int channel =
           lane / kRowLanes + (kRowPieces > kRowLanes ? 0 : i * (kWarpSize / kRowLanes));
@@ -229,7 +230,7 @@ class StagedWindow {
     }
     return result;
   }
-  /// Starts to copy an array's chunk to `memory`; what does not exist is zero.
+  /// Starts to copy an array's window to `memory`; missing pieces are zero.
   static __device__ void fetch(const Pieces& pieces, char* memory, const char* source) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -245,7 +246,7 @@ class StagedWindow {
     }
   }
 
-  /// Returns the strides of rows in shared memory, whose first step lies at origin().
+  /// Returns the strides of rows in shared memory, whose first step is at origin().
   __device__ SequenceStrides strides() const {
     return {strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
   }
@@ -317,13 +318,14 @@ struct RowAccess<Scattered<kBytes>, Shape> {
   }
 
  private:
-  /// The elements of a window that a lane moves: one step of all channels, or of one channel every
-  /// fourth step. Of a window of one channel it is every 32nd, whatever lies closer.
+  /// The elements of a window that a lane moves: one step of all channels, or every fourth step of
+  /// one channel. In a window of one channel it is every 32nd step, whichever dimension is closer
+  /// in memory.
   struct Places {
     static constexpr int kStride = kWarpSize / Shape::kChannels;
 
     bool along_channels;
-    int channel;  // of the first
+    int channel;  // of the first element
     int step;
 
     __device__ __forceinline__ Places(const SequenceStrides& strides, int lane)

@@ -8,16 +8,17 @@
 
 namespace selective_scan::cuda::dstate1 {
 
-/// Which window of a round is this warp's: warps that share a channel take turns at its windows,
-/// and a round is a window of each.
+/// Returns the number of this warp's window in a round. Warps that share a channel take turns at
+/// its windows, and a round is one window of each.
 template <class Shape>
 __device__ __forceinline__ int round_rank() {
   return threadIdx.x / kWarpSize % Shape::kWarps;
 }
 
-/// Carries `state` through the maps of a round, of which the lane that holds this warp's hands it
-/// over. Returns what enters this warp. All warps of the block call it, in turn with either half of
-/// `maps`, which has a place for each of them: so one barrier a round suffices.
+/// Carries `state` through the maps of a round; the lane that has this warp's map (`has_map`) hands
+/// it over. Returns the state that enters this warp. All warps of the block call this with the same
+/// half of the maps, alternating between the halves: thus one barrier per round suffices. A half
+/// has a place for each warp.
 template <class Shape, bool kBackwards>
 __device__ __forceinline__ float carry_through_warps(const StepMap& own, bool has_map,
                                                      StepMap* maps, float& state) {
@@ -35,13 +36,14 @@ __device__ __forceinline__ float carry_through_warps(const StepMap& own, bool ha
   return entered;
 }
 
-/// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
-/// last to the first. Returns what enters this lane and what leaves it; `state` becomes what leaves
-/// the last one, or the last of a round. Windows that need no others have no `maps`.
+/// The states that enter and leave a lane.
 struct LaneStates {
   float entered;
   float left;
 };
+/// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
+/// last to the first if kBackwards. `state` becomes the one that leaves the last lane, or the last
+/// lane of a round. Windows that depend on no others of a round have no `maps`.
 template <class Shape, bool kBackwards>
 __device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& state,
                                                           StepMap* maps = nullptr) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& st
   return {entered, left};
 }
 
-/// Sums over the lanes of a channel; all of them get the sum.
+/// Returns the sum over the lanes of a channel to all of them.
 template <class Shape>
 __device__ __forceinline__ float sum_over_lanes(float value) {
 #pragma unroll
@@ -84,15 +86,15 @@ __device__ __forceinline__ float sum_over_lanes(float value) {
   return value;
 }
 
-/// Which channels a warp or block works on.
+/// The channels that a warp or block works on.
 struct ChannelTile {
   int64_t batch;
   int64_t group;
-  int64_t tile;           // of the group
-  int64_t first_channel;  // of all
+  int64_t tile;           // within the group
+  int64_t first_channel;  // among all channels
   int channels;
 
-  /// The plan sees to it that channels of all batch rows fit 32 bits, which divide faster.
+  /// The plan ensures that the channels of all batch rows fit 32 bits, whose divisions are faster.
   __device__ ChannelTile(const ScanParams& params, uint32_t index, uint32_t tiles,
                          int tile_channels) {
     const auto groups = static_cast<uint32_t>(params.groups);
@@ -117,15 +119,15 @@ struct ChannelTile {
 
 // B or C of a group. A lane fetches every 32nd step of a window, and shared memory hands them to
 // all channels of the warp.
-//   fetch()    the lane's steps as they lie in memory, of the window after the one fetched before,
-//              or of the window before it if time goes back; `left` steps exist from its first on
-//   put()      to shared memory, where read_shared() finds those of a lane's steps
+//   fetch()    loads the bits of the lane's steps in the window after the one fetched last (before
+//              it, if time goes backward); `left` steps exist from the lane's first one on
+//   put()      stores them to shared memory, where read_shared() finds those of a lane's steps
 template <class Shape>
-constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;  // of a lane
+constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;  // per lane
 template <class Shape>
 using ProjectedBits = Pack<uint32_t, kProjectedSteps<Shape>>;
 
-/// B or C of this type.
+/// B or C of a type that is known at compile time.
 template <class Element, class Shape>
 class KnownProjection {
  public:
@@ -218,7 +220,7 @@ struct ProjectionOf<Storage<Element>, Shape> {
 template <class Storage, class Shape>
 using Projection = typename ProjectionOf<Storage, Shape>::Type;
 
-/// Whether arrays with steps are vectors.
+/// True if (batch, channel, step) arrays are moved as vectors.
 template <class Storage>
 constexpr bool kHasVectors = kIsDense<Storage> || kIsStaged<Storage>;
 

@@ -1,17 +1,17 @@
 // The backward scan.
 //
-// With dy = dout·silu(z) the gradient g of the state is, backwards through time,
+// With dy = dout·silu(z) the gradient g of the state is, backward in time,
 //
 //   g[t] = conj(abar[t+1])·g[t+1] + conj(C[t])·dy[t]            dC[t] = conj(h[t])·dy[t]
 //
-// and from g, B and h[t-1] follow du, dΔ, dA and dB (kit/update_gradient.cuh). A block has a tile
-// as in the forward scan and takes its chunks from the last to the first. Of each it
+// and du, dΔ, dA and dB follow from g, B and h[t-1] (kit/update_gradient.cuh). A block has a tile
+// as in the forward scan and takes its chunks from the last to the first. For each chunk, it
 //
 //   1. brings Δ, u, dy, the slope of the gate, B and C to shared memory;
 //   2. goes forward from the state saved before the chunk and keeps every lane's states in a plane
-//      [step][thread], of which it adds up dC over the channels;
-//   3. goes backward, puts the terms of dB in place of the states, and adds them up likewise;
-//   4. stores what the lanes of a channel have added up: du, ddelta and, times the slope, y.
+//      [step][thread], from which it sums dC over the channels;
+//   3. goes backward, writes the terms of dB in place of the states, and sums them likewise;
+//   4. stores the sums over the lanes of each channel: du, ddelta and, times the slope, y.
 //
 // Bound by: shared memory and its latency.
 #pragma once
@@ -22,8 +22,8 @@
 
 namespace selective_scan::cuda::floor {
 
-/// Adds up term(place in the rows, value of the plane) over the tile's channels, for dB or dC. The
-/// first of the tiles that share a partial sum writes it, the others add to it.
+/// Sums term(place in the rows, value of the plane) over the tile's channels, for dB or dC. The
+/// first of the tiles that share a partial sum writes it, and the others add to it.
 template <class T, class Term>
 __device__ __forceinline__ void add_over_channels(const Block<T>& block, Kept which,
                                                   const ElementTile& chunk, int slice,
@@ -50,8 +50,8 @@ __device__ __forceinline__ void add_over_channels(const Block<T>& block, Kept wh
 }
 
 /// Takes a lane's state forward through a chunk, from `start` on, and its gradient back. A summary
-/// takes the gradient alone. Where the input has steps of its own, kDu gets what is the gradient of
-/// u by them, and theirs by u.
+/// takes only the gradient. With input_delta, kDu gets the value that times input_delta is the
+/// gradient of u, and times u that of input_delta.
 template <Method kMethod, class T, class R>
 __device__ __forceinline__ void scan_back(const Block<T>& block, const ElementTile& chunk,
                                           int slice, T start, bool has_gate, R& ddelta_bias) {
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
           dD += block.own_row(kDy)[t] * block.own_row(kU)[t];
         }
         if (!args.is_summary) store(block, chunk);
-        __syncthreads();  // before the rows of the next chunk come
+        __syncthreads();  // before the rows of the next chunk are loaded
       }
       block.leave(params.dinitial_state, steps.sequence, steps.first == steps.whole_first);
     }

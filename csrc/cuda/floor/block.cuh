@@ -1,5 +1,5 @@
-// This file has where a block and a lane stand, and how arrays of any dtype and layout get to
-// shared memory and back. Both passes build on it.
+// The work items of a block and a lane, and the transfers of arrays of any dtype and layout to and
+// from shared memory. Both passes build on this file.
 #pragma once
 
 #include <type_traits>
@@ -12,20 +12,21 @@
 
 namespace selective_scan::cuda::floor {
 
-/// The steps of one sequence that a block has.
+/// The steps of one sequence that a block works on.
 struct Steps {
-  int64_t sequence;  // whose states these are
+  int64_t sequence;  // its number in arrays of states
   int64_t first, end;
   int64_t whole_first, whole_end;  // of the sequence
   int64_t saved;                   // the row of its first saved state
 
-  /// The row of the state before a chunk that is not the first one.
+  /// Returns the row of the saved state before a chunk that is not the first one.
   __device__ int64_t saved_before(int64_t step) const {
     return saved + (step - whole_first) / kChunk - 1;
   }
 };
 
-/// Arrays of states in shared memory. That they lie there the compiler sees by this function alone.
+/// Returns arrays of states in shared memory. Only through this function does the compiler see that
+/// they are in shared memory.
 template <class T>
 __device__ __forceinline__ T* shared() {
   return reinterpret_cast<T*>(shared_memory());
@@ -35,13 +36,13 @@ __device__ __forceinline__ T* shared() {
 template <class T>
 struct Projection {
   int first;
-  int stride;  // 0: it is constant
+  int stride;  // 0 if it is constant
 
   __device__ T operator[](int t) const { return shared<T>()[first + t * stride]; }
 };
 
-/// A block with a work item: a tile of channels of a batch entry, and maybe a segment of time. Each
-/// of its lanes has a channel, and one state of that in each slice.
+/// A block and its work item: a tile of channels of a batch entry and, if time is cut, a segment of
+/// time. Each of the block's lanes has a channel, and one state of this channel in each slice.
 template <class T>
 struct Block {
   using R = real_t<T>;
@@ -50,18 +51,19 @@ struct Block {
   const Launch& launch;
   const int64_t index;
   const WorkItem item = any_work_item(params, launch.geometry, index);
-  const int lanes = launch.geometry.lanes();  // of a channel
+  const int lanes = launch.geometry.lanes();  // per channel
   const int slices = num_slices(params, launch.geometry);
   const LaneRole role = lane_role(threadIdx.x % kWarpSize, launch.geometry.lane_bits);
-  const int lane = role.part;  // of those of its channel
+  const int lane = role.part;  // its number among the channel's lanes
   const int tile_channel = threadIdx.x / kWarpSize * launch.geometry.warp_channels() + role.channel;
   const int64_t channel = item.first_channel + tile_channel;
-  const int place = tile_channel * lanes + lane;     // in a step of the plane
-  const bool exists = tile_channel < item.channels;  // the channel
+  const int place = tile_channel * lanes + lane;     // within a step of the plane
+  const bool exists = tile_channel < item.channels;  // true if the channel exists
   const int64_t row = item.segment * params.batch + item.batch;
 
-  /// Packed sequences are dealt out to the segments: a block has every `geometry.segments`-th of
-  /// them, from number `item.segment` on. Else it has one, of that number.
+  /// Returns the end of the numbers that a block walks through. Packed sequences are dealt out to
+  /// the segments: a block takes every `geometry.segments`-th sequence, from number `item.segment`
+  /// on. Other calls have only this number, which is that of the segment.
   __device__ int64_t end_sequence() const {
     return params.packed.present() ? params.packed.count : item.segment + 1;
   }
@@ -77,7 +79,8 @@ struct Block {
   // --- states: arrays (row, channel, state) and (channel, state) ---
 
   __device__ int state(int slice) const { return slice * lanes + lane; }
-  /// What a lane computes for a state that does not exist is added to nothing and stored nowhere.
+  /// Returns whether the lane's state exists. If not, its results are added to nothing and stored
+  /// nowhere.
   __device__ bool has_state(int slice) const { return exists && state(slice) < params.dstate; }
   __device__ int64_t state_at(const ArrayView& view, int64_t row, int slice) const {
     return row * view.batch + channel * view.channel + state(slice) * view.state;
@@ -89,7 +92,7 @@ struct Block {
     if (!has_state(slice) || !view.present()) return;
     store_component(view, state_at(view, row, slice), value);
   }
-  /// An array of ours, with room for so many states of a channel.
+  /// Returns an array in scratch memory with room for `states` states per channel.
   __device__ ArrayView own_array(void* data, int64_t states) const {
     constexpr DType kDType = std::is_same_v<R, double> ? DType::kFloat64 : DType::kFloat32;
     constexpr int kReals = sizeof(T) / sizeof(R);
@@ -99,12 +102,14 @@ struct Block {
     return make_pole<DeviceMath>(load_state(params.A, 0, slice), params.method);
   }
 
-  /// What the lane keeps of a slice.
+  /// Returns the place of a value that the lane keeps of a slice.
   __device__ int kept_at(Kept what, int slice) const {
     return launch.layout.kept + (what * slices + slice) * blockDim.x + threadIdx.x;
   }
   __device__ T& kept(Kept what, int slice) const { return shared<T>()[kept_at(what, slice)]; }
-  /// Begins with what enters the block's steps: a row of `view` if these begin the sequence.
+  /// Initializes the lane's state (in the backward pass, its gradient) with the one that enters the
+  /// block's steps: zero for a summary, the segment's if time is cut, else the sequence's row of
+  /// `view`.
   __device__ void enter(ArrayView view, int64_t sequence) const {
     const bool is_segment = launch.workspace.segments.offsets != nullptr;
     if (is_segment) view = own_array(launch.workspace.segments.offsets, params.dstate);
@@ -114,7 +119,8 @@ struct Block {
           launch.is_summary ? T{} : load_state(view, is_segment ? row : sequence, slice);
     }
   }
-  /// Ends with the summary or, where the sequence ends, with what leaves it, a row of `view`.
+  /// Stores the summary or, if the sequence ends here, the state that leaves it to its row of
+  /// `view`.
   __device__ void leave(const ArrayView& view, int64_t sequence, bool ends) const {
     const SegmentStates& segments = launch.workspace.segments;
     for (int slice = 0; slice < slices; ++slice) {
@@ -131,14 +137,14 @@ struct Block {
   __device__ R* rows(Row which) const {
     return reinterpret_cast<R*>(shared_memory()) + which * launch.layout.row_array;
   }
-  /// The row of the lane's channel.
+  /// Returns the row of the lane's channel.
   __device__ R* own_row(Row which) const { return rows(which) + tile_channel * kElementRow; }
 
-  /// The steps of the input that are not Δ.
+  /// Returns the rows of input_delta.
   __device__ R* input_steps() const { return rows(launch.layout.input_delta); }
   __device__ R* own_input_steps() const { return own_row(launch.layout.input_delta); }
 
-  /// The block's part of such arrays: a chunk of steps before `end`.
+  /// Returns the block's part of such arrays: the chunk from step `first` on, at most up to `end`.
   __device__ ElementTile chunk(int64_t first, int64_t end) const {
     const int row_bits = __ffs(blockDim.x) - 1 - launch.geometry.lane_bits;
     const int steps = static_cast<int>(end - first < kChunk ? end - first : kChunk);
@@ -151,7 +157,7 @@ struct Block {
   __device__ R make_step(R delta, int64_t c) const {
     return step_size(delta + of_channel(params.delta_bias, c), params.delta_softplus);
   }
-  /// y + D·u
+  /// Returns y + D·u.
   __device__ R output(int64_t c, int at) const {
     return rows(kY)[at] + of_channel(params.D, c) * rows(kU)[at];
   }
@@ -184,9 +190,10 @@ struct Block {
   }
 };
 
-/// Takes a lane's state through the steps of a chunk, kBlockSteps at a time; visit(step, states
-/// behind the steps from there on, and their abar) sees each block. Behind the last step of a chunk
-/// delta, u, B and C are zero, by which a state stays as it is.
+/// Takes a lane's state through the steps of a chunk, kBlockSteps at a time. visit(step, states,
+/// abar) receives each block of steps: its first step, the states after its steps, and abar of its
+/// steps. Past the last step of a chunk, delta, u, B and C are zero, which leaves the state
+/// unchanged.
 template <Method kMethod, class T, class Visit>
 __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chunk,
                                    const Pole<T>& pole, const Projection<T>& B, T h,
@@ -215,7 +222,7 @@ __device__ __forceinline__ T sweep(const Block<T>& block, const ElementTile& chu
   return h;
 }
 
-/// Adds values[j] over the lanes that share a channel. Afterwards a lane holds the sums of kHeld
+/// Sums values[j] over the lanes that share a channel. Afterwards, a lane holds the sums of kHeld
 /// steps from held_step() on: halving the values while doubling the lanes takes 3 shuffles for 4
 /// values over 4 lanes.
 template <int kHeld, class R>
@@ -250,7 +257,8 @@ __device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSte
   }
 }
 
-/// Calls f.operator()<kHeld>() with the steps of a block that each of so many lanes holds sums of.
+/// Calls f.operator()<kHeld>() with the number of a block's steps whose sums a lane holds if a
+/// channel has 2^lane_bits lanes.
 template <class F>
 __device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
   if (lane_bits >= 2) {
@@ -262,19 +270,20 @@ __device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
   }
 }
 
-/// Whether a lane holds sums that no other one has: beyond four lanes the others repeat them.
+/// Returns whether a lane holds sums that no earlier lane of the channel holds: beyond four lanes,
+/// the others repeat them.
 __device__ __forceinline__ bool holds_sums(int part) {
   return part < kBlockSteps;
 }
 
-/// The first step of a block whose sums a lane holds.
+/// Returns the first step of a block whose sums a lane holds.
 template <int kHeld>
 __device__ __forceinline__ int held_step(int part) {
   return kHeld == 4 ? 0 : kHeld == 2 ? 2 * (part & 1) : 2 * (part & 1) + ((part >> 1) & 1);
 }
 
-/// Adds what the states of a slice add to the sums over states of the steps from t on, which are in
-/// the channel's row.
+/// Adds the contributions of a slice's states to the sums over states of the steps from t on, which
+/// are in the channel's row.
 template <class T, class R>
 __device__ __forceinline__ void gather(const Block<T>& block, Row which, int slice, int t,
                                        Pack<R, kBlockSteps> parts) {

@@ -9,7 +9,7 @@
 //   2. each lane takes its state through the steps, and the lanes of a channel add up y;
 //   3. all threads store out.
 //
-// Bound by: latency. Nothing is on its way while a chunk is scanned; other blocks fill the gap.
+// Bound by: latency. No loads are in flight while a chunk is scanned; other blocks fill the gap.
 #pragma once
 
 #include "../kit/launch_tools.h"
@@ -66,13 +66,13 @@ __global__ void __launch_bounds__(kMostWarps* kWarpSize, sizeof(T) == sizeof(flo
           if (first + kChunk < steps.whole_end && !args.is_summary) {
             block.store_state(saved, steps.saved_before(first + kChunk), slice, h);
           }
-          __syncthreads();  // before B and C of the next slice come
+          __syncthreads();  // before B and C of the next slice are loaded
         }
         if (!has_output) continue;
         chunk.store(params.out, [&](int64_t c, int at) {
           return block.output(c, at) * (has_gate ? block.rows(kGate)[at] : R(1));
         });
-        __syncthreads();  // before the rows of the next chunk come
+        __syncthreads();  // before the rows of the next chunk are loaded
       }
       block.leave(params.last_state, steps.sequence, steps.end == steps.whole_end);
     }

@@ -1,4 +1,4 @@
-// The kernels as the launcher sees them.
+// The interface of the floor's kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +10,12 @@
 
 namespace selective_scan::cuda::floor {
 
-/// What both passes are given beside their parameters.
+/// The arguments of both passes besides their parameters.
 struct Launch {
   Geometry geometry;
   SharedLayout layout;
-  BackwardWorkspace workspace;  // forwards of segments alone
-  bool is_summary = false;      // of each segment, that Summaries::combine() takes
+  BackwardWorkspace workspace;  // in the forward pass, only its segments
+  bool is_summary = false;      // computes only segments' maps, for Summaries::combine()
 };
 
 template <class Params>

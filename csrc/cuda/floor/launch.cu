@@ -8,7 +8,7 @@
 namespace selective_scan::cuda::floor {
 namespace {
 
-/// Enqueues a pass with states of type T, but for the sums of its gradients.
+/// Enqueues a pass with states of type T, except for the sums of its gradients.
 template <class T, class Params>
 cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExchange* exchange,
                     cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// What lies where in a block's shared memory; the plan and the kernels both ask here.
+// The layout of a block's shared memory, as used by both the plan and the kernels.
 #pragma once
 
 #include "../../core/params.h"
@@ -8,29 +8,30 @@ namespace selective_scan::cuda::floor {
 
 constexpr int kMostWarps = 8;
 
-/// A lane has one state of a channel at a time. More states than a warp has lanes come in slices,
-/// one after another.
+/// Returns the number of slices of the states. A lane has one state of a channel at a time, so more
+/// states than a channel has lanes come in slices, one after another.
 SELECTIVE_SCAN_HD int num_slices(const ScanParams& params, const Geometry& geometry) {
   return static_cast<int>(ceil_div(params.dstate, geometry.lanes()));
 }
 
-/// Arrays of the tile's rows, [channel][step] each; those from kDy on are the backward pass's. The
-/// steps of the input, where it has its own, come last in either pass.
+/// The arrays of the tile's rows, [channel][step] each. Those from kDy on belong to the backward
+/// pass. In either pass, input_delta comes last, if it is present.
 enum Row { kDelta, kU, kY, kGate, kDy, kSlope, kDu, kDdelta };
 
-/// What a lane keeps of each slice from one chunk to the next: the state, or backwards its
-/// gradient; of a summary the product of abar; B and C where they are constant; backwards the sums
-/// of what has no steps.
+/// The values that a lane keeps of each slice from one chunk to the next: the state, or in the
+/// backward pass its gradient; the product of abar, for summaries; B and C if they are constant; in
+/// the backward pass, the sums of the gradients that have no steps.
 enum Kept { kState, kFactor, kB, kC, kSumA, kSumB, kSumC };
 
-/// T is the type of the states, R its real type. First come the rows, R [array][channel][step],
-/// then arrays of T, whose distances from the beginning of shared memory are in T.
+/// The places of arrays in shared memory, where T is the type of the states and R its real type.
+/// First come the rows, R [array][channel][step], then arrays of T, whose offsets from the
+/// beginning of shared memory are in units of T.
 struct SharedLayout {
-  int row_array = 0;    // distance of two arrays of rows, in R
-  Row input_delta{};    // where calls have it
+  int row_array = 0;    // distance between arrays of rows, in R
+  Row input_delta{};    // if the call has it
   int projections = 0;  // [B | C][step][state of the slice]
   int kept = 0;         // [what][slice][thread]
-  int plane = 0;        // [step][thread], backwards: states, then terms of dB
+  int plane = 0;        // [step][thread], backward pass: states, then terms of dB
   int bytes = 0;
 
   SharedLayout() = default;

@@ -1,4 +1,4 @@
-// The plans of the floor, which takes every call: what launch.cu turns into launches.
+// The plans of the floor, which takes every call. launch.cu turns a plan into launches.
 #pragma once
 
 #include "../../core/params.h"
@@ -12,7 +12,7 @@ namespace selective_scan::cuda::floor {
 
 template <class PassScratch>
 struct Plan {
-  Geometry geometry;  // with segments; of packed sequences these are what they are dealt out to
+  Geometry geometry;  // including segments, to which packed sequences are dealt out
   SharedLayout layout;
   LaunchShape shape;
   PassScratch scratch;
@@ -20,7 +20,7 @@ struct Plan {
 struct ForwardPlan : Plan<ForwardScratch> {};
 struct BackwardPlan : Plan<BackwardScratch> {};
 
-/// Each makes the plan, or has done nothing of use where it refuses.
+/// Makes the plan. If it returns a refusal, `plan` holds nothing of use.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 

@@ -1,26 +1,26 @@
 // The streamed backward scan.
 //
-// Mapping. A warp owns kWarpSize / lanes channels of one group and walks backwards through time, in
-// chunks of kChunk steps; a lane holds 16 bytes of states of one of these channels. A block is up
-// to kMaxWarps such warps. These share B and C, which come in fp32 from packed_bc.cu through a
-// ring of chunks (bulk_copy.cuh), and the sums for dB and dC (channel_sums.cuh); but for these two,
-// warps run alone.
+// Mapping. A warp owns kWarpSize / lanes channels of one group and walks backward through time, in
+// chunks of kChunk steps. A lane holds 16 bytes of states of one of these channels. A block
+// consists of up to kMaxWarps such warps. They share B and C, which come in fp32 from packed_bc.cu
+// through a ring of chunks (bulk_copy.cuh), and the sums of dB and dC (channel_sums.cuh). Apart
+// from these two, warps run independently.
 //
-// A warp and chunk: u, delta, z and dout become rows of Δ, Δ·u, dy, ... in shared memory, once per
-// (channel, step). From the state saved before the chunk every lane sweeps forward, keeping the
-// state before each block of kBlockSteps steps; then, last block first, it computes the block's
-// states again in registers and sweeps backwards through them (backward_sweeps.cuh). The parts of
-// du, ddelta and y that a lane holds go to planes in shared memory and are added over the channel's
-// lanes every kSweepSteps steps; the gradients replace rows that are not needed any more and are
-// stored at the end of the chunk. The next chunk's rows are copied to shared memory meanwhile, in
-// place of states that are not needed any more (row_copies.cuh).
+// For each chunk, a warp turns u, delta, z and dout into rows of Δ, Δ·u, dy, ... in shared memory,
+// computed once per (channel, step). From the state saved before the chunk, every lane sweeps
+// forward, keeping the state before each block of kBlockSteps steps. Then, last block first, it
+// computes the block's states again in registers and sweeps backward through them
+// (backward_sweeps.cuh). A lane's parts of du, ddelta and y go to planes in shared memory and are
+// added over the channel's lanes every kSweepSteps steps. The gradients replace rows that are no
+// longer needed and are stored at the end of the chunk. Meanwhile, the next chunk's rows are copied
+// to shared memory, in place of states that are no longer needed (row_copies.cuh).
 //
-// Constant B and C have sweeps of their own (constant_sweeps.cuh).
+// Constant B and C have separate sweeps (constant_sweeps.cuh).
 //
-// Sums over tiles, batches and segments of time follow in add_gradients(). Every sum has a fixed
+// add_gradients() then sums over tiles, batch entries and segments of time. Every sum has a fixed
 // order.
 //
-// Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
+// Shared memory: backward_shape.h. Bound by: issue slots and, nearly as much, the data path of
 // shared memory.
 #pragma once
 
@@ -29,8 +29,9 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// kPacked: chunks are those of packed sequences, whose states and gradients change where one
-/// begins or ends. kOwnInputSteps: the input has steps of its own.
+/// kPacked: the chunks are those of packed sequences, so states and gradients are replaced at the
+/// chunks that begin or end a sequence. kOwnInputSteps: the input has a separate step size
+/// (input_delta).
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap,
           bool kPacked, bool kOwnInputSteps = false>
 __global__ void __launch_bounds__(kMaxThreads, 1)
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if constexpr (kPacked) own_work.trim(packed_chunks.count());
   const LaneWork<Shape, T, kSize, kMethod>& work = own_work;
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) {  // the other part of the tile has them all, or there is no tile
+  if (work.chunks <= 0) {  // the tile's other part has them all, or there is no tile
     if constexpr (kPacked) store_no_sums(args, work);
     return;
   }
@@ -62,15 +63,15 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
   const bool has_z = args.row(Row::kZ).present();
 
-  // Parts of steps behind the last one are added up, if not used, and have to be numbers.
+  // Parts of steps past the last one enter sums that are never used, and must be finite.
   for (int at = own + Shape::kPlanes + work.lane * 16; at < own + Shape::kChannelValues;
        at += kWarpSize * 16) {
     shared_store(at, Pack<float, 4>{});
   }
   __syncwarp();
-  // Rows take long to arrive. Meanwhile barriers are set up, of which each takes a hundred cycles.
+  // Rows take long to arrive. Meanwhile, barriers are set up, at a hundred cycles each.
   int steps = work.steps - (work.chunks - 1) * kChunk;
-  // Loaded whenever it is needed: registers are for the sweeps.
+  // Loaded anew whenever it is needed, since the sweeps need the registers.
   [[maybe_unused]] const auto packed_chunk = [&](int chunk) {
     return packed_chunks[item.begin / kChunk + opaque(chunk)];
   };
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   if constexpr (kPacked) steps = last_chunk.steps;
   WarpRows<Shape, kElements, kMap, true, kPacked> rows(
       args, own, work.lane, work.channels, item.batch, work.first_channel, last_chunk, steps);
-  // The state before the chunk that the rows fetch next, if there is one; the first one starts from
-  // the initial state.
+  // Loads the state before the chunk that the rows fetch next, if there is one. The first chunk
+  // starts from the initial state.
   const auto fetch_start = [&](int chunk) {
     if constexpr (kPacked) {
       const PackedChunk wanted = chunk < 0 ? PackedChunk{} : packed_chunk(chunk);
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
 
   auto ring = work.ring(args, layout, kVariable);
   if constexpr (kVariable) {
-    // The kernel in front of this one writes B and C alone of what is read here; those before it
+    // Of the data that this kernel reads, the previous kernel writes only B and C; earlier kernels
     // are complete.
     if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
     ring.start();
@@ -168,13 +169,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     __syncwarp();
     int slot = 0;
     if constexpr (kVariable) slot = static_cast<int>(ring.acquire() - shared_memory());
-    // Sums over channels count on groups that follow one another: no chunk may have fewer but that
-    // behind all others.
+    // Sums over channels rely on consecutive step groups: only the last chunk may have fewer.
     const int groups = kPacked
                            ? kChunk / kSweepSteps
                            : static_cast<int>(ceil_div(static_cast<unsigned>(steps), kSweepSteps));
     const int last_block = groups * kSweepBlocks - 1;
-    // Behind which group the next chunk is fetched; none if there is no next one.
+    // The step group after which the next chunk is fetched; -1 if there is no next chunk.
     const int fetch_behind = chunk == 0 ? -1 : groups > Shape::kStageGroup ? Shape::kStageGroup : 0;
     const int first_row = own + work.channel_in_warp * kRowStride * 4;
     if constexpr (kVariable) {
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       }
       States sums{};
       if (params.dlast_state.present()) {
-        // Read before the sweep, behind which nothing would hide that it takes long.
+        // Loaded before the sweep, which hides the latency; nothing after it would.
         float* const target = static_cast<float*>(args.workspace.dC) + work.segment_row;
         auto dC = work.exists ? load_pack<float, kStates>(target) : States{};
         sweep_constant_forward<Shape, kMethod, true>(row, record, groups, poles, before, sums);
@@ -260,8 +260,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
         load_constant_rows<Shape, kMethod>(row, inputs);
         load_record<Shape, kMethod, 1>(record, inputs);
       };
-      // A group is finished beside the next one's first sweep: neither has to wait for the other.
-      // Lanes along channels have no registers left for that.
+      // A step group is finished during the next one's first sweep, so that neither has to wait for
+      // the other. Lanes along channels have no registers left for that.
       constexpr bool kOverlaps = kMap == LaneMap::kSteps;
       BlockParts last;
       if constexpr (kOverlaps) {
@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       }
       if (chunk > 0) steps = packed_chunk(chunk - 1).steps;
     }
-    // Not behind a branch: where its ways meet, the compiler would wait for what is loaded. With
-    // registers to spare it does not, and the branch is the better way.
+    // With variable B and C there is no branch: where its paths join, the compiler would wait for
+    // the loads. With registers to spare it does not wait, and the branch is better.
     if (kVariable || chunk > 0) {
       rows.fetch_late(chunk > 0 ? steps : 0);
       start = fetch_start(chunk - 1);
@@ -343,8 +343,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   order.signal(item);
 }
 
-/// The first chunk of packed sequences from `begin` on and before `end` that is its sequence's last
-/// one, or -1. To be called by all lanes of a warp together.
+/// Returns the first chunk in [begin, end) that is the last one of a packed sequence, or -1. To be
+/// called by all lanes of a warp together.
 __device__ __forceinline__ int64_t first_end(const PackedChunks& chunks, int64_t begin,
                                              int64_t end) {
   for (int64_t first = begin; first < end; first += kWarpSize) {
@@ -355,9 +355,9 @@ __device__ __forceinline__ int64_t first_end(const PackedChunks& chunks, int64_t
   return -1;
 }
 
-/// The summary run of a sequence cut into segments: see SegmentStates. What comes behind the first
-/// packed sequence that ends in a segment does not show in front of it, so that is where it begins;
-/// nor does anything where that sequence begins with the segment.
+/// The summary run of a sequence cut into segments: see SegmentStates. Gradients of steps after the
+/// end of a packed sequence do not enter that sequence, so a walk begins at the first end of a
+/// sequence in the segment. If a sequence begins with the segment, no gradient leaves the segment.
 template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap, bool kPacked>
 __global__ void __launch_bounds__(kMaxThreads, 2)
     streamed_summary_kernel(const __grid_constant__ BackwardArgs args) {
@@ -373,10 +373,10 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     const bool is_empty = item.begin == item.end;
     if (is_empty || packed_chunks[item.begin / kChunk].is_first) {
       const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
-      // A sequence may go on in front of a segment that is empty.
+      // A sequence may continue before an empty segment, which passes on what enters it.
       const auto factor = is_empty ? ones<T, kStates>() : no_factor<T, kStates>();
       if (work.exists) store_summary(args, work, factor, States{});
-      // If all blocks ended here, what follows this kernel could begin before B and C are written.
+      // Even if all blocks end here, the next kernel must not start before B and C are written.
       wait_for_primary();
       return;
     }
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
     if (found >= 0) item.end = (found + 1) * kChunk;
   }
   const LaneWork<Shape, T, kSize, kMethod> work(args, item, args.geometry.state_warps);
-  if (work.item.segment == 0 && !args.summarizes_all) return;  // nothing comes before it
+  if (work.item.segment == 0 && !args.summarizes_all) return;  // no segment before it
   const BackwardLayout layout =
       BackwardLayout::make<Shape>(blockDim.x / kWarpSize, true, work.slices);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;

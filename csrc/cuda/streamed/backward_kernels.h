@@ -1,4 +1,4 @@
-// The streamed backward kernels as their launcher sees them.
+// The interface of the streamed backward kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ enum class Row : int8_t {
   kDinputDelta,
   kCount
 };
-constexpr int kRowArrays = static_cast<int>(Row::kInputDelta);  // of most calls
+constexpr int kRowArrays = static_cast<int>(Row::kInputDelta);  // without those of input_delta
 constexpr int kMostRowArrays = static_cast<int>(Row::kCount);
 
 struct BackwardArgs {
@@ -33,10 +33,10 @@ struct BackwardArgs {
   BackwardWorkspace workspace;
   RowArray rows[kMostRowArrays];
   const char* projections;      // see PackedBC
-  int64_t sequence_bytes;       // of one (batch, group) of these
-  int split_tiles;              // see BlockOrder, also of
-  int* done;                    // flags of blocks that others wait for; null where there are none
-  bool summarizes_all = false;  // and not all segments but the first
+  int64_t sequence_bytes;       // of the projections of a (batch, group)
+  int split_tiles;              // see BlockOrder
+  int* done;                    // flags of blocks that others wait for, or null
+  bool summarizes_all = false;  // including the first segment
 
   SELECTIVE_SCAN_HD const RowArray& row(Row which) const { return rows[static_cast<int>(which)]; }
   /// Returns the chunks of packed sequences.
@@ -45,7 +45,7 @@ struct BackwardArgs {
   }
 };
 
-/// A block's work where it takes a segment of packed sequences.
+/// Returns the work item of a block that works on a segment of packed sequences.
 __device__ __forceinline__ WorkItem in_segment(WorkItem item, const PackedSegment& segment) {
   item.segment = segment.number;
   item.begin = static_cast<int64_t>(segment.first_chunk) * kChunk;
@@ -53,21 +53,23 @@ __device__ __forceinline__ WorkItem in_segment(WorkItem item, const PackedSegmen
   return item;
 }
 
-/// The launch of one instantiation: T is the type of states, kElements that of u, delta, z and
-/// their gradients; variable or constant B and C; how a warp moves its rows.
+/// The launch of one instantiation. T is the type of the states, kElements that of u, delta, z and
+/// their gradients; kVariable says whether B and C are variable; kMap is the map by which a warp
+/// moves its rows.
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>
 struct StreamedBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-/// Finds how each segment maps the gradient that enters it at its end, with variable B and C. The
-/// states may be those of several warps (Geometry::state_warps). kSize: bytes of an element.
+/// Computes the map from the gradient that enters each segment at its end to the one that leaves
+/// it, with variable B and C. Several warps may share the states (Geometry::state_warps). kSize is
+/// the size of an element in bytes.
 template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap>
 struct StreamedSummary {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
 };
 
-/// These are for real states that kWarps warps share (team_backward.cuh), with variable B and C.
+/// The launch for real states that kWarps warps share (team_backward.cuh), with variable B and C.
 template <int kWarps, int kSize, Method kMethod, LaneMap kMap>
 struct TeamBackward {
   static cudaError_t run(const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream);

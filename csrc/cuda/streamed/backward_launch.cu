@@ -19,11 +19,11 @@ struct Kernels {
   cudaError_t (*run)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
-/// [Elements but kTwoBytes][LaneMap]
+/// Kernels by [Elements except kTwoBytes][LaneMap].
 using LaneMapTables = std::array<MethodTable<Kernels>, 2>;
 using KernelTables = std::array<LaneMapTables, 3>;
 
-/// The tables of what make.operator()<kElements, kMap, kMethod>() returns.
+/// Returns tables of the results of make.operator()<kElements, kMap, kMethod>().
 template <bool kHasMethods, class Make>
 constexpr KernelTables make_tables(const Make& make) {
   const auto table = [&]<Elements kElements, LaneMap kMap>() {
@@ -54,7 +54,7 @@ const KernelTables& tables() {
         constexpr bool kIsEither = kSize == 2 && !kIsCommon;
         constexpr Elements kOwn = kIsEither ? Elements::kTwoBytes : kElements;
         Kernels kernels{};
-        // Time is not cut where B and C are constant.
+        // Time is not cut into segments if B and C are constant.
         if constexpr (kVariable) {
           kernels.summarize = &StreamedSummary<T, kLaneBits, kSize, kMethod, kMap>::run;
         }
@@ -75,7 +75,7 @@ const KernelTables& team_tables() {
   return kTables;
 }
 
-/// See instantiations.py.
+/// Returns the tables for the call's kind of states; instantiations.py lists the kernels.
 const KernelTables& tables_for(const ScanParams& params, int team_warps) {
   if (params.is_complex) return tables<Complex<float>, 3, true>();
   if (team_warps == 4) return team_tables<4>();
@@ -118,7 +118,7 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
       summary.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
-      // The summary is of dout·C, as where the last state has a gradient.
+      // The summary covers dout·C, as if the last state had a gradient.
       if (wants_summary_alone(params)) summary.params.dlast_state = params.dinitial_state;
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       const SegmentStates& states = args.workspace.segments;

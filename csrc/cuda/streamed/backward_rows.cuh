@@ -1,5 +1,5 @@
-// What the streamed backward scan does per (channel, step) before and after the sweeps: from global
-// memory to rows in shared memory, and from rows to the gradients in global memory.
+// The work of the streamed backward scan per (channel, step) before and after the sweeps: from
+// arrays in global memory to rows in shared memory, and from rows to gradients in global memory.
 #pragma once
 
 #include "backward_kernels.h"
@@ -8,8 +8,8 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Takes a gradient back through the gate z·sigmoid(z): dout becomes dy. Returns what y is
-/// multiplied with for dz, dout·s·(1 + z·(1 - s)).
+/// Takes a gradient back through the gate z·sigmoid(z): dout becomes dy. Returns the factor of y in
+/// dz, dout·s·(1 + z·(1 - s)).
 template <int kSize>
 __device__ __forceinline__ float pass_gate(float z, float& gradient) {
   const float s = sigmoid_for<kSize>(z);
@@ -18,9 +18,9 @@ __device__ __forceinline__ float pass_gate(float z, float& gradient) {
   return part + gradient * (1.0f - s);
 }
 
-/// A warp's rows of one chunk, which lanes take slice by slice: a lane has consecutive steps of one
-/// channel (LaneMap::kSteps), whichever way the rows lie in memory. Without kGradients, only those
-/// of Δ and dy. If kPacked, chunks are those of packed sequences.
+/// A warp's rows of one chunk. A lane's slice is consecutive steps of one channel
+/// (LaneMap::kSteps), whatever the rows' layout in memory. Without kGradients, there are only rows
+/// of Δ and dy. If kPacked, the chunks are those of packed sequences.
 template <class Shape, Elements kElements, LaneMap kMap, bool kGradients, bool kPacked = false>
 class WarpRows {
   static constexpr int kSize = size_of(kElements);
@@ -36,7 +36,7 @@ class WarpRows {
   using Raw = RawSlice<kItems>;
 
  public:
-  /// Begins to fetch chunk `chunk`, of the sequence, which has `steps` steps. `shared` is the
+  /// Starts to fetch the first `steps` steps of the sequence's chunk `chunk`. `shared` is the
   /// warp's part of shared memory.
   __device__ __forceinline__ WarpRows(const BackwardArgs& args, int shared, int lane, int channels,
                                       int64_t batch, int64_t first_channel, Chunk chunk, int steps)
@@ -48,9 +48,9 @@ class WarpRows {
       slice_.is_bfloat16 = kElements == Elements::kBFloat16;
     }
     if (lane < kArrays) {
-      // u stands in place of an array that is absent: which ones are needed is asked last.
+      // u stands in for an absent array: presence is checked only after address computations.
       const RowArray& array = args.rows[args.rows[lane].present() ? lane : 0];
-      // Gradients of a chunk are stored after the one before it was fetched.
+      // A chunk's gradients are stored after the preceding chunk has been fetched.
       const bool is_gradient =
           lane >= static_cast<int>(Row::kDu) && lane != static_cast<int>(Row::kInputDelta);
       const int chunks_behind = is_gradient ? 1 : 0;
@@ -83,7 +83,7 @@ class WarpRows {
     loaded_D_ = load(args.params.D);
     loaded_delta_bias_ = load(args.params.delta_bias);
   }
-  /// To be called once before anything else: the channels' values have been loaded meanwhile.
+  /// Stores the channels' values, loaded meanwhile. To be called once before all else.
   __device__ __forceinline__ void keep_channel_values() {
     if (lane_ < kItems) {
       rows(Shape::kChannelValues)[lane_] = loaded_D_;
@@ -94,7 +94,7 @@ class WarpRows {
 
   __device__ __forceinline__ float D(int channel) const { return channel_value(channel, 0); }
 
-  /// Moves on to the chunk before. Reads of addresses and this must be apart by a __syncwarp().
+  /// Moves on to the preceding chunk. A __syncwarp() must separate this from reads of addresses.
   __device__ __forceinline__ void step_back() {
     if constexpr (kAlongSteps) {
       steps_back_ += kChunk;
@@ -104,7 +104,8 @@ class WarpRows {
     }
   }
 
-  /// Goes from one packed chunk to another, in what is fetched, what is stored, and the states.
+  /// Moves from one packed chunk to another, by separate distances for fetched arrays, stored
+  /// arrays and states.
   __device__ __forceinline__ void step_back(int fetched_steps, int stored_steps, int saved_rows) {
     static_assert(kPacked);
     if (lane_ < kArrays) {
@@ -115,15 +116,15 @@ class WarpRows {
     }
   }
 
-  /// The saved states before the chunk that fetch() takes next: those of the warp's first channel.
+  /// Returns the saved states of the warp's first channel before the chunk that fetch() takes next.
   __device__ __forceinline__ const char* saved_states() const {
     return address(kArrays) - steps_back_ / kChunk * (args_.params.dim * state_bytes());
   }
 
-  /// Starts copying the chunk to the stage. To be called when no lane needs what lies there.
+  /// Starts copying the chunk to the stage. To be called when no lane needs the stage's contents.
   __device__ __forceinline__ void fetch(int steps) const {
     if constexpr (kAlongSteps) {
-      // Addresses first: copies follow each other closely then.
+      // The addresses come first, so that the copies follow each other closely.
       char* const delta = cursor(Row::kDelta);
       char* const dout = cursor(Row::kDout);
       char* const z = cursor(Row::kZ);
@@ -165,7 +166,8 @@ class WarpRows {
     }
     commit_copies();
   }
-  /// Fetches what has no room in the stage before the end of a chunk, or waits in registers.
+  /// Fetches the arrays that have no room in the stage before the end of a chunk or pass through
+  /// registers.
   __device__ __forceinline__ void fetch_late(int steps) {
     if constexpr (Copies::kHasElements) {
       for_elements([&](Row which, Raw& raw) {
@@ -222,7 +224,7 @@ class WarpRows {
       dy = Cursor::to_values(args_.row(Row::kDout), slice, raw_dout);
       z = Cursor::to_values(args_.row(Row::kZ), slice, raw_z);
     });
-    // A step that does not exist leaves the state as it is, and nothing of it counts.
+    // A missing step leaves the state unchanged and contributes nothing.
     const bool all_exist = steps >= kChunk && slice_.channels_left >= kItems;
     const auto for_missing = [&](const auto& function) {
       if (all_exist) return;
@@ -259,8 +261,8 @@ class WarpRows {
     to_row(dy, Shape::kDy);
   }
 
-  /// Stores the gradients of the chunk behind the one that was fetched last. They lie in place of
-  /// Δ·u, Δ, dy and the input's steps.
+  /// Stores the gradients of the chunk after the one that was fetched last. They have replaced the
+  /// rows of Δ·u, Δ, dy and input_delta.
   __device__ __forceinline__ void store(int steps) const {
     if constexpr (kAlongSteps && kSize == 2) {
       // All arrays together: one branch for the element type, and no array waits for another.
@@ -321,7 +323,7 @@ class WarpRows {
   }
 
  private:
-  /// An array that is stored, and where its rows lie. dz is y times the gate.
+  /// A stored array and the offset of its rows. dz is y times the gate.
   struct Gradient {
     Row row;
     int at;
@@ -329,7 +331,7 @@ class WarpRows {
   };
   static constexpr int kGradientArrays = kHasInputDelta ? 4 : 3;
 
-  /// Calls function(i, the i-th gradient) for all.
+  /// Calls function(i, the i-th gradient) for all gradients.
   template <class Function>
   static __device__ __forceinline__ void for_gradients(const Function& function) {
     function(0, Gradient{Row::kDu, Shape::kDeltaU});
@@ -346,12 +348,12 @@ class WarpRows {
     return values;
   }
 
-  /// Whether the stage has no room for u, and the input's steps, before the end of a chunk.
+  /// True if the stage has no room for u and input_delta before the end of a chunk.
   static constexpr bool kHasLate = kGradients && 4 * Copies::kStageBytes > Shape::kStageBytes;
   static_assert(!kHasInputDelta || kHasLate || 5 * Copies::kStageBytes <= Shape::kStageBytes);
 
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
-  /// Calls function(array, its raw elements) for what comes through registers.
+  /// Calls function(array, its raw elements) for the arrays that pass through registers.
   template <class Function>
   __device__ __forceinline__ void for_elements(const Function& function) {
     const auto call = [&](Row which, Raw& raw) {
@@ -363,8 +365,8 @@ class WarpRows {
     if constexpr (kGradients) call(Row::kU, elements_[3]);
     if constexpr (kHasInputDelta) call(Row::kInputDelta, elements_[4]);
   }
-  /// Calls `work` with the lane's slice, whose element type the compiler then knows: one branch for
-  /// several arrays.
+  /// Calls `work` with the lane's slice, whose element type is then known to the compiler: one
+  /// branch serves several arrays.
   template <class Work>
   __device__ __forceinline__ void with_element_type(const Work& work) const {
     if constexpr (kSize == 2) {
@@ -395,19 +397,19 @@ class WarpRows {
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * (16 / Shape::kStates);
   }
-  /// Whether the lanes' slices lie together in the array.
+  /// Returns whether the lanes' slices are contiguous in the array.
   __device__ __forceinline__ bool is_slice(Row which) const {
     return args_.row(which).has_step_vectors;
   }
-  /// Stores such a slice of an array that has steps of its own.
+  /// Stores such a slice to an array, whose strides may differ from those of other arrays.
   __device__ __forceinline__ void store_slice(Row which, int steps,
                                               const typename Cursor::Words& words) const {
     if (!slice_.exists(steps)) return;
     const RowArray& array = args_.row(which);
     Cursor(address(which) + Copies::slice_offset(array, slice_)).store_words(words);
   }
-  /// Whether a slice lies in memory against the order of the scan. Rows are in that order, and
-  /// slices are turned round as packed words on their way from and to memory.
+  /// Returns whether slices in memory are in the reverse of the scan's order. Rows are in the
+  /// scan's order; slices are reversed as packed words on their way from and to memory.
   __device__ __forceinline__ bool against_memory() const {
     return kAlongSteps && slice_.is_backward;
   }
@@ -425,11 +427,11 @@ class WarpRows {
       for (int i = 0; i < kUsed; ++i) words[i] = __byte_perm(words[i], 0, 0x1032);
     }
   }
-  /// Returns the address of the warp's first channel at the first step of a chunk, in every array
-  /// and, behind these, in the saved states. Addresses are kept where all lanes find them: in
-  /// registers they would crowd out the sweeps' values. They are those of the first chunk, from
-  /// where all arrays are as far, or, where arrays have steps of their own, of the present one: one
-  /// lane each moves them on.
+  /// Returns the address of the warp's first channel at the first step of a chunk, in an array or,
+  /// after all arrays, in the saved states. Addresses are in shared memory: in registers, they
+  /// would crowd out the sweeps' values. If all rows lie along steps, they remain those of the
+  /// first chunk, since the distance from there is the same in all arrays. Otherwise they are those
+  /// of the present chunk, and one lane for each array updates its address.
   __device__ __forceinline__ char*& address_at(int array) const {
     const int at =
         Shape::kAddressPair == 16 ? array * 8 : array / 2 * Shape::kAddressPair + array % 2 * 8;
@@ -443,8 +445,8 @@ class WarpRows {
   __device__ __forceinline__ char* address(Row which) const {
     return address(static_cast<int>(which));
   }
-  /// Returns the address of the lane's slice of a chunk. What is added to a warp's address fits 32
-  /// bits, see fits_lanes in streamed_backward.cpp.
+  /// Returns the address of the lane's slice of a chunk. Its offset from the warp's address fits 32
+  /// bits: see fits_lanes() in streamed_backward.cpp.
   __device__ __forceinline__ char* cursor(Row which) const {
     static_assert(kAlongSteps);
     const int step = slice_.step - steps_back_;
@@ -452,7 +454,7 @@ class WarpRows {
                        (slice_.is_backward ? -(step + kItems - 1) : step) * kSize;
     return address(which) + offset;
   }
-  /// Returns where an array lies in the stage.
+  /// Returns the offset of an array's stage.
   __device__ __forceinline__ int stage(Row which) const {
     const bool is_input_delta = which == Row::kInputDelta;
     if (kHasLate && (which == Row::kU || is_input_delta)) {
@@ -467,7 +469,7 @@ class WarpRows {
   __device__ __forceinline__ float channel_value(int channel, int at) const {
     return rows(Shape::kChannelValues + at)[channel];
   }
-  /// Between a slice, in the order of the scan, and a row.
+  /// Stores a slice, which is in the order of the scan, to a row; from_row() loads one.
   __device__ __forceinline__ void to_row(const Values& values, int at) const {
     store_pack(rows(at) + slice_.channel * kRowStride + slice_.step,
                bit_cast<Pack<float, kItems>>(values));
@@ -486,8 +488,8 @@ class WarpRows {
   int shared_;
   int lane_;
   LaneSlice slice_;
-  int steps_back_ = 0;  // from what lies at address_at()
-  float loaded_D_;      // for keep_channel_values(), as is
+  int steps_back_ = 0;  // from the address at address_at()
+  float loaded_D_;      // for keep_channel_values(), as is the next
   float loaded_delta_bias_;
   Raw elements_[kHasInputDelta ? 5 : 4]{};  // see RowCopies::kHasElements
 };

@@ -1,4 +1,5 @@
-// How the streamed backward kernels divide work among lanes, and what lies where in shared memory.
+// The division of work among lanes in the streamed backward kernels, and the layout of their shared
+// memory.
 #pragma once
 
 #include <type_traits>
@@ -10,50 +11,53 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Chunks of B and C in shared memory.
+/// The chunks of B and C that shared memory holds at a time.
 constexpr int kBackwardRingSlots = 3;
 
-/// Blocks of steps go in groups: what a warp's lanes hold of a group's du, ddelta and y is summed
-/// over the lanes of a channel, and what warps hold of its dB and dC over the warps.
+/// Blocks of kBlockSteps steps form step groups. The lanes' parts of a step group's du, ddelta and
+/// y are summed over the lanes of each channel, and the warps' parts of its dB and dC over the
+/// warps.
 constexpr int kSweepBlocks = 2;
 constexpr int kSweepSteps = kSweepBlocks * kBlockSteps;
 
-/// A lane holds 16 bytes of states of one channel; lanes 0 to kChannels - 1 the first states of the
-/// warp's channels, and so on. Neighbouring lanes thus differ in channel, which is what the tensor
-/// cores sum over. Where the input has steps of its own, there are rows of these.
+/// The shape for states that one warp holds. A lane holds 16 bytes of states of one channel: lanes
+/// 0 to kChannels - 1 hold the first states of the warp's channels, the next kChannels lanes the
+/// next states, and so on. Neighboring lanes thus differ in channel, the dimension that the tensor
+/// cores sum over. kOwnInputSteps adds rows for input_delta.
 template <class T, int kLaneBits, bool kOwnInputSteps = false>
 struct BackwardShape {
   static constexpr bool kHasInputDelta = kOwnInputSteps;
-  static constexpr int kQuad = 4;  // floats of states that a lane holds
+  static constexpr int kQuad = 4;  // floats of states per lane
   static constexpr int kComponents = is_complex_v<T> ? 2 : 1;
   static constexpr int kStates = kQuad / kComponents;
-  static constexpr int kParts = 1 << kLaneBits;  // lanes of a channel
+  static constexpr int kParts = 1 << kLaneBits;  // lanes per channel
   static constexpr int kChannelBits = kWarpBits - kLaneBits;
   static constexpr int kChannels = 1 << kChannelBits;
   static constexpr int kPadded = kParts * kStates;
-  static constexpr int kWarps = 1;  // that share the states of a channel
+  static constexpr int kWarps = 1;  // warps that share the states of a channel
 
-  // B and C of a step, bytes.
+  // Bytes of B and C of a step, and of a chunk.
   static constexpr int kHalfRow = kParts * kQuad * static_cast<int>(sizeof(float));
   static constexpr int kRow = 2 * kHalfRow;
   static constexpr int kChunkBytes = kChunk * kRow;
 
-  // What a warp leaves of a group for the sum over warps: see channel_sums.cuh.
-  static constexpr bool kHalves = kChannelBits == 3;   // a lane leaves one of dB and dC
-  static constexpr int kSumVectors = kHalves ? 1 : 2;  // of 16 bytes, per lane and block
+  // The partial sums of a step group that a warp contributes to the sum over warps: see
+  // channel_sums.cuh.
+  static constexpr bool kHalves = kChannelBits == 3;   // a lane contributes to either dB or dC
+  static constexpr int kSumVectors = kHalves ? 1 : 2;  // of 16 bytes, per lane and block of steps
   static constexpr int kSumBytes = kSweepBlocks * kSumVectors * kWarpSize * 16;
   static constexpr int kSumSlots = kHalves ? 4 : 2;
-  static constexpr int kTurnBlocks = kHalves ? kSweepBlocks : 1;  // that a warp adds up in its turn
+  static constexpr int kTurnBlocks = kHalves ? kSweepBlocks : 1;  // that a warp adds up in a turn
   static constexpr int kSumUnroll = 4;  // warps whose sums are loaded at a time
-  /// Whether exact sums have registers of their own for what is cut off of products.
+  /// True if exact sums accumulate in separate registers what tf32 cuts off of the products.
   static constexpr bool kSumsRestsApart = kChannelBits == 3;
-  /// Whether there is code for sums that are stored and code for those that are added to others'.
+  /// True if storing sums and adding them to those of other tiles are separate code.
   static constexpr bool kAddsApart = false;
 
-  // A warp's part of shared memory, bytes: rows [channel][step] of Δ, Δ·u, dy, u, softplus'
-  // slope and what y is multiplied with for dz; the state before all blocks of steps but the last;
-  // planes [du | ddelta | y][lane][step]; D and delta_bias [channel]; addresses of the arrays that
-  // rows come from and go to.
+  // Byte offsets in a warp's part of shared memory: rows [channel][step] of Δ, Δ·u, dy, u, the
+  // slope of softplus and the factor by which y is multiplied for dz; the states before all blocks
+  // of steps but the last; planes [du | ddelta | y][lane][step]; D and delta_bias [channel]; the
+  // addresses of the arrays that rows are loaded from and stored to.
   static constexpr int kRowSet = kChannels * kRowStride * static_cast<int>(sizeof(float));
   static constexpr int kDelta = 0;
   static constexpr int kDeltaU = kDelta + kRowSet;
@@ -61,7 +65,7 @@ struct BackwardShape {
   static constexpr int kU = kDy + kRowSet;
   static constexpr int kSlope = kU + kRowSet;
   static constexpr int kGate = kSlope + kRowSet;
-  static constexpr int kInputDelta = kGate + kRowSet;  // if there are any
+  static constexpr int kInputDelta = kGate + kRowSet;  // only with input_delta
   static constexpr int kCheckpoints = kInputDelta + (kHasInputDelta ? kRowSet : 0);
   static constexpr int kCheckpoint = kWarpSize * 16;
   static constexpr int kPlanes = kCheckpoints + (kBlocksPerChunk - 1) * kCheckpoint;
@@ -69,22 +73,22 @@ struct BackwardShape {
   static constexpr int kPlane = kWarpSize * kPlaneRow;
   static constexpr int kChannelValues = kPlanes + 3 * kPlane;
   static constexpr int kAddresses = kChannelValues + round_up(2 * kChannels * 4, 16);
-  static constexpr int kAddressPair = 16;  // from two addresses to the next two
+  static constexpr int kAddressPair = 16;  // distance between pairs of addresses
   static constexpr int kNumAddresses = kHasInputDelta ? 10 : 8;
   static constexpr int kWarpBytes = kAddresses + kNumAddresses * static_cast<int>(sizeof(char*));
 
-  // What is copied for the next chunk comes in place of checkpoints when kStageGroup groups are
-  // left to do, the rest in place of planes when none is left.
+  // The copies of the next chunk's rows overwrite checkpoints as soon as only kStageGroup step
+  // groups are left to do, and those of the remaining rows overwrite planes when none is left.
   static constexpr int kStageGroup = 1;
   static constexpr int kStage = kCheckpoints + (kStageGroup * kSweepBlocks - 1) * kCheckpoint;
   static constexpr int kStageBytes = kPlanes - kStage;
   static constexpr int kLateStage = kPlanes;
 };
 
-/// This is the shape for real A and constant B and C: see constant_sweeps.cuh. There are no sums
-/// over warps. What the way forward keeps lies in records, one for each group: abar of the steps of
-/// its first block, then the states before its blocks. That of the last group lies in place of
-/// planes, since it is read before the first parts come there.
+/// The shape for real A and constant B and C: see constant_sweeps.cuh. There are no sums over
+/// warps. The forward sweep keeps a record for each step group: abar of the steps of its first
+/// block, then the states before its blocks. The record of the last group shares the memory of the
+/// planes, since it is read before the first parts are stored there.
 template <class T, int kLaneBits>
 struct ConstantShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;
@@ -96,8 +100,8 @@ struct ConstantShape : BackwardShape<T, kLaneBits> {
   static constexpr int kPlanes = kRecords + (kGroups - 1) * kRecord;
   static constexpr int kChannelValues = kPlanes + 3 * Base::kPlane;
   static_assert(kRecord <= 3 * Base::kPlane);
-  // Two addresses each behind rows of u. With these elsewhere there would be no room for two blocks
-  // of six warps.
+  // The padding after each row of u holds two addresses. Anywhere else, they would leave no room
+  // for two blocks of six warps.
   static constexpr int kAddresses = Base::kU + kChunk * static_cast<int>(sizeof(float));
   static constexpr int kAddressPair = kRowStride * static_cast<int>(sizeof(float));
   static constexpr int kWarpBytes = kChannelValues + Base::kAddresses - Base::kChannelValues;
@@ -110,27 +114,28 @@ template <class T, int kLaneBits, bool kVariable, bool kOwnInputSteps = false>
 using StreamedShape = std::conditional_t<kVariable, BackwardShape<T, kLaneBits, kOwnInputSteps>,
                                          ConstantShape<T, kLaneBits>>;
 
-/// This is the shape for real states that kWarps warps share, a team: see team_backward.cuh. They
-/// have the rows of Δ, inputs and dy in common; what else there is of a (channel, step) belongs to
-/// the lane that moves it.
+/// The shape for real states that a team of kWarps warps shares: see team_backward.cuh. The team
+/// has common rows of Δ, inputs and dy. All other values of a (channel, step) belong to the lane
+/// that moves it.
 template <int kTeamWarps>
 struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kWarps = kTeamWarps;
-  static constexpr int kRowChannels = kChannels / kWarps;  // whose rows a warp moves
+  static constexpr int kRowChannels = kChannels / kWarps;  // channels whose rows a warp moves
 
-  // Few warps have sums to add.
+  // Only few warps have sums to add.
   static constexpr int kSumUnroll = kMaxWarps / 4;
   static constexpr bool kSumsRestsApart = false;
   static constexpr bool kAddsApart = true;
 
-  // A team's part of shared memory, bytes: rows. There is one for inputs, either Δ·u or u.
+  // Byte offsets in a team's part of shared memory, which holds rows. The row of inputs is either
+  // Δ·u or u.
   static constexpr int kU = kDeltaU;
   static constexpr int kTeamBytes = kDy + kRowSet;
 
-  // A warp's: checkpoints; the sums over its lanes of each group's parts of du, ddelta and y, the
-  // last group first; planes, in whose place the first group's sums come at last; what lanes keep
-  // of the rows they move; channels' values and addresses as in BackwardShape. Between groups lie
-  // 8 bytes more, which spreads them over the banks.
+  // Byte offsets in a warp's part: checkpoints; the sums over its lanes of each step group's parts
+  // of du, ddelta and y, the last group first; planes, which the first group's sums overwrite in
+  // the end; the values that lanes keep of the rows they move; the channels' values and addresses
+  // as in BackwardShape. Padding of 8 bytes between groups spreads them over the banks.
   static constexpr int kGroups = kChunk / kSweepSteps;
   static constexpr int kPart = kChannels * kPlaneRow;
   static constexpr int kPartPair = kChannels * 2 * static_cast<int>(sizeof(float));
@@ -148,8 +153,8 @@ struct TeamShape : BackwardShape<float, 2> {
   static constexpr int kWarpBytes = kAddresses + 8 * static_cast<int>(sizeof(char*));
 };
 
-/// What a warp's part of shared memory holds for the summary of a segment: rows of Δ and dy, and
-/// what it takes to fill them.
+/// The shape for the summary of a segment. A warp's part of shared memory holds rows of Δ and dy
+/// and what filling them takes.
 template <class T, int kLaneBits>
 struct SummaryShape : BackwardShape<T, kLaneBits> {
   using Base = BackwardShape<T, kLaneBits>;
@@ -163,27 +168,27 @@ struct SummaryShape : BackwardShape<T, kLaneBits> {
   static constexpr int kSumBytes = 0;
 };
 
-/// Whether kernels are those of most calls: of all methods, and for packed sequences and an input
-/// that has steps of its own. float16 has some of its own, too, where those of others serve either
-/// type of two bytes. All others are of kCommonMethod alone.
+/// True for the kernels that most calls use. They exist for every method, for packed sequences and
+/// for input_delta. float16 has separate ones, whereas other kernels for 2-byte types serve both of
+/// these. All other kernels exist for kCommonMethod alone.
 template <class T, bool kVariable>
 constexpr bool kIsCommonBackward = !is_complex_v<T> && kVariable;
 
-/// These guard the slots through which warps hand their sums to the one that adds them.
+/// The barriers of the slots through which warps pass their sums to the warp that adds them.
 struct alignas(16) SumBarriers {
   static constexpr int kMostSlots = 4;
   BarrierState full[kMostSlots];
   BarrierState empty[kMostSlots];
 };
 
-/// These guard what a team shares, with a phase per chunk each.
+/// The barriers of what a team shares; each completes one phase per chunk.
 struct TeamBarriers {
-  BarrierState filled;  // rows
-  BarrierState swept;   // the chunk: nobody reads its rows any more, all sums over lanes are there
+  BarrierState filled;  // the rows are filled
+  BarrierState swept;   // no warp reads the chunk's rows anymore; all sums over lanes are stored
 };
 
-/// Byte offsets of a block's shared memory. B and C of a chunk come in slices, as many as warps
-/// share a channel.
+/// Byte offsets in a block's shared memory. B and C of a chunk come in slices, one for each of the
+/// warps that share a channel.
 struct BackwardLayout {
   int ring;
   int sums;
@@ -201,7 +206,8 @@ struct BackwardLayout {
   }
 };
 
-/// This is the memory of a block of teams; every slice of the states has its own sums.
+/// Byte offsets in the shared memory of a block of teams. Every slice of the states has separate
+/// sums.
 template <class Shape>
 struct TeamLayout {
   int sum_barriers;

@@ -1,5 +1,5 @@
-// What a lane of the streamed backward scan does with its states, block of steps by block of steps.
-// backward.cuh explains the whole.
+// The sweeps of a lane of the streamed backward scan over its states, one block of steps after the
+// other. backward.cuh describes the whole.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -18,15 +18,16 @@ __device__ __forceinline__ void shared_store(int at, const Pack<T, kCount>& valu
   store_pack(reinterpret_cast<T*>(shared_memory() + at), values);
 }
 
-/// The lanes hold A in units of exp2 alone where the poles' exponents in these units are all that
-/// the formulas need, else as keep() takes it.
+/// The factor by which lanes hold A: log2(e), the unit of exp2, if the formulas need A only as an
+/// exponent, otherwise the factor that keep() takes.
 template <Method kMethod, class T>
 constexpr float pole_scale =
     is_complex_v<T> || Formula<kMethod>::kBbarDependsOnA || !Formula<kMethod>::kAbarIsExponential
         ? static_cast<float>(Formula<kMethod>::kPoleScale)
         : static_cast<float>(kLog2e);
 
-/// Returns the same number. The compiler does not know that, so it keeps nothing made from it.
+/// Returns the same number, hidden from the compiler, which therefore keeps no value derived from
+/// it.
 __device__ __forceinline__ float made_anew(float x) {
   asm volatile("" : "+f"(x));
   return x;
@@ -35,18 +36,18 @@ __device__ __forceinline__ Complex<float> made_anew(Complex<float> x) {
   return {made_anew(x.re), made_anew(x.im)};
 }
 
-/// Whether the way forward makes its constants anew for every chunk: the way back, which needs the
-/// rate alone, has no registers for the coefficients of a truncated hold.
+/// True if the forward sweep computes its constants anew for every chunk: the backward sweep, which
+/// only needs the rate, has no registers for the coefficients of a truncated hold.
 template <Method kMethod>
 constexpr bool kHasCoefficients =
     Formula<kMethod>::kAbarIsByRate && Formula<kMethod>::kBbarDependsOnA;
 
-/// Whether scans go by ExactIncrements.
+/// True if scans go by ExactIncrements.
 template <Method kMethod>
 constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements;
 
-/// Whether the way forward, which begins anew with every chunk, takes shorter complex exponentials
-/// than the way back.
+/// True if the forward sweep, which starts anew with every chunk, uses shorter complex exponentials
+/// than the backward sweep.
 template <Method kMethod, class T, int kSize>
 constexpr bool kHasShortSweep = is_complex_v<T> && kSize == 2 && Formula<kMethod>::kAbarIsByRate;
 
@@ -59,7 +60,7 @@ struct LanePoles {
   Constants constants[kStates];
 };
 
-/// What a lane sums up over all steps.
+/// A lane's sums over all steps.
 template <class T, int kStates>
 struct LaneSums {
   Pack<T, kStates> dA{};  // divided by Formula::kXScale; for ExactIncrements times conj(A)
@@ -67,19 +68,18 @@ struct LaneSums {
   Pack<T, kStates> dC{};
 };
 
-/// This says where a lane stands in shared memory, as byte offsets: in its channel's rows and in
-/// B's rows.
+/// A lane's position in shared memory, as byte offsets: in its channel's rows and in B's rows.
 struct LaneRows {
-  int row;         // of Δ, see BackwardShape
+  int row;         // of Δ: see BackwardShape
   int projection;  // B of step 0 of the chunk
   int checkpoint;  // the state before block 0
 };
 
-/// This finds the input by which a step's B is multiplied: Δ·u, for increments u.
+/// The row of the input that multiplies a step's B: Δ·u, or u if scans go by increments.
 template <class Shape, Method kMethod>
 constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 
-/// A pole's constants for the way forward through a chunk.
+/// Returns a pole's constants for the forward sweep through a chunk.
 template <Method kMethod, class Math, int kSize, class T, int kStates>
 __device__ __forceinline__ auto forward_constants(
     const LanePoles<T, kStates, kSize, kMethod>& poles, int s) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ auto forward_constants(
   }
 }
 
-/// A step forwards of h; kIncrements: of A·h. Returns abar where that is what comes of it first.
+/// Takes h (if kIncrements, A·h) one step forward. Returns abar, or zeros if kIncrements.
 template <Method kMethod, bool kIncrements, class Math, int kSize, class T, int kStates,
           class Constants>
 __device__ __forceinline__ Pack<T, kStates> step_forward(
@@ -117,7 +117,7 @@ __device__ __forceinline__ Pack<T, kStates> step_forward(
   return abar;
 }
 
-/// Runs h, of increments A·h, through `blocks` blocks, keeping the state before each.
+/// Takes h (A·h if scans go by increments) through `blocks` blocks, keeping the state before each.
 template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kSize, kMethod>& poles,
@@ -128,7 +128,7 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
 #pragma unroll
   for (int s = 0; s < kStates; ++s) constants[s] = forward_constants<kMethod, Math>(poles, s);
   constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
-  // Loaded one block ahead: behind a store of the state loads would have to be waited for.
+  // Loaded one block ahead: a load after the store of the state would have to be waited for.
   auto next_delta = shared_load<float, kBlockSteps>(at.row + Shape::kDelta);
 #pragma unroll 2
   for (int block = 0; block < blocks; ++block) {
@@ -147,15 +147,15 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
   }
 }
 
-/// A lane's parts of what is summed over the lanes of a channel: Re Σ w·conj(b), of which Δ times
-/// is du; the part of dΔ that comes through x; y.
+/// A lane's parts of the sums over the lanes of a channel: Re Σ w·conj(b), which times Δ is du; the
+/// part of dΔ that comes through x; y.
 struct BlockParts {
   Pack<float, kBlockSteps> w_b;
   Pack<float, kBlockSteps> x_A;
   Pack<float, kBlockSteps> y;
 };
 
-/// What a lane reads of a block of steps. Loaded one block ahead.
+/// A lane's inputs for a block of steps, loaded one block ahead.
 template <class T, int kStates>
 struct BlockInputs {
   Pack<float, kBlockSteps> delta, input, dy;
@@ -174,7 +174,8 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
   }
 }
 
-/// The states of a block of steps, from the one before it, and what its steps are made of.
+/// The states of a block of steps, computed from the one before it, and the intermediate values of
+/// its steps.
 template <Method kMethod, bool kIncrements, class T, int kStates>
 struct BlockStates {
   using F = Formula<kMethod>;
@@ -185,7 +186,7 @@ struct BlockStates {
   StepCache kept[kBlockSteps][kStates];
   Pack<float, kBlockSteps> scaled_input;
 
-  /// `abar` is that of all steps or null.
+  /// `abar` has the values of all steps, or is null.
   template <int kSize>
   __device__ __forceinline__ BlockStates(const BlockInputs<T, kStates>& inputs,
                                          const LanePoles<T, kStates, kSize, kMethod>& poles,
@@ -211,7 +212,8 @@ struct BlockStates {
       }
     }
   }
-  /// One state's way back through step j. `after` is the state behind the step on return.
+  /// Takes one state's gradient back through step j. On return, `after` is the state after the
+  /// step.
   template <int kSize>
   __device__ __forceinline__ StepGradient<T> step_back(const BlockInputs<T, kStates>& inputs, int j,
                                                        int s, T g, T& after) const {
@@ -226,7 +228,7 @@ struct BlockStates {
     }
   }
 
-  /// What step j adds to conj(A)·dA of one state, where scans go by increments.
+  /// Returns the contribution of step j to conj(A)·dA of one state, if scans go by increments.
   template <int kSize>
   __device__ __forceinline__ T gradient_of_A(const BlockInputs<T, kStates>& inputs,
                                              const LanePoles<T, kStates, kSize, kMethod>& poles,
@@ -246,9 +248,9 @@ struct BlockStates {
   }
 };
 
-/// One block of steps with variable B and C: its states again from the one before it, then
-/// backwards through them. `carry` is the gradient of the state behind the block on entry and of
-/// the one before it on return. See StepGradient for the formulas.
+/// Works on one block of steps with variable B and C: computes its states again from the one before
+/// it, then sweeps backward through them. `carry` is the gradient of the state after the block on
+/// entry, and of the one before it on return. StepGradient gives the formulas.
 template <class Shape, Method kMethod, int kSize, class T, int kStates, class Sums>
 __device__ __forceinline__ BlockParts sweep_block_backward(
     int projection, const BlockInputs<T, kStates>& inputs,
@@ -265,7 +267,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
   for (int j = kBlockSteps - 1; j >= 0; --j) {
     const auto C = shared_load<T, kStates>(projection + j * Shape::kRow + Shape::kHalfRow);
     const float scaled_dy = kOutputScale<T> * dy.v[j];
-    Pack<T, kStates> dB, dC;  // if weighted, unweighted
+    Pack<T, kStates> dB, dC;  // if kWeighted, before weighting
     parts.w_b.v[j] = parts.x_A.v[j] = parts.y.v[j] = 0;
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
@@ -299,8 +301,8 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
   return parts;
 }
 
-/// The gradient's way back through a block without anything else, for the summary of a segment.
-/// Exponentials are multiplied by their exponents' sum: see take_span().
+/// Takes only the gradient back through a block, for the summary of a segment. Products of
+/// exponentials are computed from the sum of the exponents: see take_span().
 template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void summarize_block(const LaneRows& at,
                                                 const LanePoles<T, kStates, kSize, kMethod>& poles,
@@ -321,7 +323,7 @@ __device__ __forceinline__ void summarize_block(const LaneRows& at,
     }
   }
 }
-/// Multiplies the factor with that of steps whose sum is `span`.
+/// Multiplies the factor by that of steps whose sum is `span`.
 template <Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void take_span(const LanePoles<T, kStates, kSize, kMethod>& poles,
                                           float span, Pack<T, kStates>& factor) {

@@ -1,5 +1,5 @@
-// What the streamed backward kernels have in common: what a lane works on, the states that a chunk
-// begins with, and the results at the end.
+// Code that the streamed backward kernels share: the work of a lane, the states at the start of a
+// chunk, and the final results.
 #pragma once
 
 #include "../kit/bulk_copy.cuh"
@@ -11,23 +11,23 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// What a lane works on: all kernels begin with it.
+/// The work of a lane, with which all kernels begin.
 template <class Shape, class T, int kSize, Method kMethod>
 struct LaneWork {
   static constexpr int kStates = Shape::kStates;
   WorkItem item;
   int lane, warp;
-  int slices;  // of the states, each with a warp of its own
-  int team;    // of the warps with the same channels
+  int slices;  // of the states, one per warp
+  int team;    // number of the team: the warps with the same channels
   int slice;
   int channel_in_warp, part;
   int first_state;
-  int channels;           // of the warp, that exist
+  int channels;           // of the warp, existing ones
   int64_t first_channel;  // of the warp
   int64_t channel;
   bool exists;
   int steps;            // of the segment
-  int chunks;           // likewise
+  int chunks;           // of the segment
   int64_t channel_row;  // of (segment, batch, channel) arrays
   int64_t segment_row;  // of (segment, batch, channel, padded state) arrays
 
@@ -53,21 +53,22 @@ struct LaneWork {
     segment_row = channel_row * (slices * Shape::kPadded) + first_state;
   }
 
-  /// Leaves out chunks that packed sequences do not have, of which there are `count` in all; but
-  /// the first one, so that there are sums to store.
+  /// Drops the chunks that packed sequences do not have, given their total `count`, but keeps the
+  /// first one, so that there are sums to store.
   __device__ __forceinline__ void trim(int64_t count) {
     const int64_t left = count - item.begin / kChunk;
     if (chunks > 0 && left < chunks) chunks = left < 1 ? 1 : static_cast<int>(left);
     steps = chunks * kChunk;
   }
-  /// The item with a packed sequence's number as its batch: where it is in arrays of states.
+  /// Returns the item with a packed sequence's number as its batch, which is its index in arrays of
+  /// states.
   __device__ __forceinline__ WorkItem item_of(int sequence) const {
     WorkItem result = item;
     result.batch = sequence;
     return result;
   }
 
-  /// The lane's of a (channel, state) array.
+  /// Loads the lane's entries of a (channel, state) array.
   __device__ __forceinline__ Pack<T, kStates> load_parameters(const ArrayView& view,
                                                               int64_t dstate) const {
     Pack<T, kStates> states{};
@@ -96,7 +97,7 @@ struct LaneWork {
             params.dlast_state.present()};
   }
 
-  /// The ring through which the segment's chunks come, last one first.
+  /// Returns the ring through which the segment's chunks come, last chunk first.
   __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
                                                                 const BackwardLayout& layout,
                                                                 bool variable) const {
@@ -117,10 +118,10 @@ struct LaneWork {
   }
 };
 
-/// A lane's states of its channel from those saved at the end of a chunk, of which `first_channel`
-/// are those of the warp's first channel; if not `wanted`, zeros. One by one: a branch, for whole
-/// vectors or around all, would have the compiler wait, where its ways meet, for loads that a
-/// chunk's work is to hide.
+/// Loads a lane's states from those saved at the end of a chunk; `first_channel` points to the
+/// states of the warp's first channel. Returns zeros unless `wanted`. States are loaded one by one:
+/// with a branch, for whole vectors or around all loads, the compiler would wait where the branch's
+/// paths join, although a chunk's work is meant to hide the latency of the loads.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
@@ -137,7 +138,7 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_saved_states(
   return result;
 }
 
-/// Loads the states before a chunk of packed sequences, which may be their initial ones.
+/// Loads the states before a chunk of packed sequences, which may be the initial states of one.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
     const LaneWork<Shape, T, kSize, kMethod>& work, const ScanParams& params,
@@ -162,8 +163,8 @@ __device__ __forceinline__ Pack<T, Shape::kStates> load_packed_states(
   return result;
 }
 
-/// Makes of what sweeps by h/B and g/C sum up to what they would by h and g, and of `carry` what it
-/// is in front of the first step: see constant_sweeps.cuh.
+/// Converts the sums of sweeps over h/B and g/C to those over h and g and, at the first step of the
+/// sequence, `carry` to the gradient of the state before it: see constant_sweeps.cuh.
 template <class Shape, int kSize, Method kMethod>
 __device__ __forceinline__ void finish_constant_sums(
     const BackwardArgs& args, const LaneWork<Shape, float, kSize, kMethod>& work, bool is_second,
@@ -190,7 +191,8 @@ __device__ __forceinline__ void finish_constant_sums(
   }
   if (has_dC) {
     lane_sums.dC = States{};
-    // The other part's is there too, to which this one's is going to be added.
+    // For the second part of a tile, the sum in memory already covers both parts, and zero is added
+    // to it.
     if (work.exists && !is_second) {
       lane_sums.dC = load_pack<float, Shape::kStates>(static_cast<const float*>(args.workspace.dC) +
                                                       work.segment_row);
@@ -198,7 +200,7 @@ __device__ __forceinline__ void finish_constant_sums(
   }
 }
 
-/// Stores how a segment maps the gradient that enters it.
+/// Stores the map of a segment from the gradient that enters it to the one that leaves it.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_summary(const BackwardArgs& args,
                                               const LaneWork<Shape, T, kSize, kMethod>& work,
@@ -211,7 +213,7 @@ __device__ __forceinline__ void store_summary(const BackwardArgs& args,
   store(args.workspace.segments.offsets, offset);
 }
 
-/// A segment without steps has sums too, of which none are missing where all are added up.
+/// Stores zero sums for a segment without steps, since the sums of all segments are added up.
 template <class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_no_sums(const BackwardArgs& args,
                                               const LaneWork<Shape, T, kSize, kMethod>& work) {
@@ -222,9 +224,9 @@ __device__ __forceinline__ void store_no_sums(const BackwardArgs& args,
   }
 }
 
-/// Stores what a lane has of its channel's states at the end: the gradient of those before the
-/// first step, or what the second part of a tile is handed, and its sums over the steps. Packed
-/// sequences' gradients of what is before their first steps are stored already.
+/// Stores the final results of a lane: the gradient of the states before the first step, or the
+/// gradient that the first part of a tile hands to the second, and the lane's sums over the steps.
+/// The gradients of the states before the first steps of packed sequences are stored already.
 template <bool kPacked, class Shape, class T, int kSize, Method kMethod>
 __device__ __forceinline__ void store_results(
     const BackwardArgs& args, const BlockOrder& order,

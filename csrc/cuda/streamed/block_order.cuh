@@ -1,19 +1,19 @@
-// Which steps of which tile a block of the streamed backward scan works on, and what it has to wait
-// for: blocks wait for blocks with lower numbers only, which have begun before them.
+// The tile and steps that a block of the streamed backward scan works on, and the block that it
+// waits for. Blocks wait only for blocks with lower numbers, which have begun before them.
 //
-// Two parts. Where tiles do not fill the multiprocessors evenly, with s multiprocessors and more
-// than s tiles, the first s of these, the split ones, are worked on in two parts: of tile k the
-// last k/s of its steps, by block k, and the others by one of the last s blocks. Between these
-// blocks come the whole tiles. Multiprocessors take blocks in order: first a part, the longer the
-// later it ends; the first to end it take whole tiles, and the longest of the rests that are left
-// goes to who is free first. Thus all end at the same time. The second part of a tile is handed the
-// states' gradients and the sums so far by the first.
+// Two parts. If tiles do not fill the multiprocessors evenly, with s multiprocessors and more than
+// s tiles, the first s tiles are split between two blocks: block k works on the last k/s of tile
+// k's steps, and one of the last s blocks on the others. The blocks in between work on whole tiles.
+// Multiprocessors take blocks in order. Each takes a first part, which ends the later the longer it
+// is; the first ones to end take whole tiles, and whichever is free next takes the longest
+// remaining second part. Thus all end at the same time. The first part of a tile hands the
+// gradients of the states and the sums so far to the second.
 //
-// Rounds. Where a group has several times as many tiles as it takes to fill the multiprocessors,
-// tiles of several rounds (Geometry::tiles_per_sum) share a partial sum of dB and dC, each adding
-// to what those before it have left there. A round fills the multiprocessors, so that a tile
-// follows one which is done, or nearly so. That leaves less for add_gradients() to read and takes
-// less memory: with 64 states (4, 2048, 2048, 64) half of 360 MB.
+// Rounds. If a group has several times as many tiles as it takes to fill the multiprocessors, tiles
+// of several rounds (Geometry::tiles_per_sum) share a partial sum of dB and dC, to which each adds.
+// A round fills the multiprocessors, so that the previous tile of the same sum is complete, or
+// nearly so, when a tile starts. add_gradients() thus has less to read, and the sums take less
+// memory: with 64 states (4, 2048, 2048, 64) half of 360 MB.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -40,7 +40,7 @@ class BlockOrder {
     }
     return item;
   }
-  /// Whether the item is the second part of a tile, of which there is a first one.
+  /// Returns whether the item is the second part of a tile that has a first part.
   __device__ __forceinline__ bool is_second(const WorkItem& item) const {
     return args_.split_tiles > 0 && item.end < args_.params.seqlen;
   }
@@ -48,8 +48,8 @@ class BlockOrder {
     return args_.split_tiles > 0 && item.begin > 0;
   }
 
-  /// Waits for the block that this one follows, if it follows one; called by all threads. Returns
-  /// from which step of the item on sums of dB and dC are added to what others have left.
+  /// Waits for the block that this one follows, if any; to be called by all threads. Returns the
+  /// step of the item from which on its sums of dB and dC are added to those of other tiles.
   __device__ __forceinline__ int wait(const WorkItem& item) const {
     const auto steps = static_cast<int>(item.end - item.begin);
     const int block = static_cast<int>(blockIdx.x);
@@ -65,7 +65,7 @@ class BlockOrder {
     }
     if (is_second(item) || added < steps) {
       if (threadIdx.x == 0) {
-        wait_for_primary();  // which clears the flags
+        wait_for_primary();  // the kernel that clears the flags
         int done;
         do {
           asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
@@ -78,7 +78,7 @@ class BlockOrder {
     }
     return added;
   }
-  /// Lets the block that follows this one go on, if any does; called by all threads.
+  /// Lets the block that follows this one proceed, if any; to be called by all threads.
   __device__ __forceinline__ void signal(const WorkItem& item) const {
     if (is_rest() || (args_.geometry.tiles_per_sum == 1 && !is_first(item))) return;
     __syncthreads();
@@ -97,17 +97,18 @@ class BlockOrder {
   __device__ __forceinline__ int tiles() const {
     return static_cast<int>(args_.geometry.tiles_per_sum) * tiles_of_round();
   }
-  /// Whether the block has what is left of a split tile.
+  /// Returns whether the block works on the second part of a split tile.
   __device__ __forceinline__ bool is_rest() const {
     return static_cast<int>(blockIdx.x) >= tiles();
   }
-  /// Returns where a split tile is cut.
+  /// Returns the step at which a split tile is cut.
   __device__ __forceinline__ int64_t cut_of(int tile) const {
     const int64_t chunks = ceil_div(args_.params.seqlen, kChunk);
     return (chunks - chunks * tile / args_.split_tiles) * kChunk;
   }
-  /// Returns, for a rest, the last round with a tile that has the same partial sum; for other
-  /// blocks, their own. If that is round 0, nobody adds to the sum before the block does.
+  /// For the second part of a split tile, returns the last round with a tile that has the same
+  /// partial sum; for any other block, its own round. If this is round 0, no other block adds to
+  /// the sum before this one.
   __device__ __forceinline__ int last_round(const WorkItem& item) const {
     const auto sums = static_cast<int>(args_.geometry.sums_per_group);
     const auto last =

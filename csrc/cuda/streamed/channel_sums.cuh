@@ -1,5 +1,5 @@
-// dB and dC: sums over channels, by the tensor cores within a warp and through shared memory over
-// the block's warps.
+// The sums of dB and dC over channels: by the tensor cores within a warp, and through shared memory
+// over the block's warps.
 //
 // A lane's four products of a step (its states' contributions to dB or dC) are the A operand of one
 // m16n8k8 mma, whose k runs over the two lowest lane bits: up to four channels. The B operand is a
@@ -7,28 +7,30 @@
 // four products, so one accumulator takes four steps. Lane (g, tig) = (lane / 4, lane % 4) then
 // holds columns 2·tig and 2·tig + 1 of rows g and g + 8.
 //
-// For 2-byte gradients the B operand holds the weights, Δ·u or dy, instead, and A the states to be
-// weighted, which spares their products. Now k is the channel and one of two steps and the rows are
-// the lane's states, two of them in each of two mma. Column n has the weights of step n / 2: for
-// four channels those of dB or, if n is odd, dC; for eight channels, of which dB and dC are summed
-// apart, those of the lanes with n % 2 as their bit 2. Of all columns a lane provides its own; so
-// of eight channels half of the results, those of rows and columns of unlike bits, are of no use.
+// For bfloat16 gradients, the B operand instead holds the weights, Δ·u or dy, and the A operand the
+// states to be weighted, which saves their products. Then k is the channel and one of two steps,
+// and the rows are the lane's states, two of them in each of two mma. Column n has the weights of
+// step n / 2. With four channels, these are the weights of dB if n is even and of dC if n is odd.
+// With eight channels, dB and dC are summed separately, and column n has the weights of the lanes
+// whose bit 2 is n % 2. A lane only provides the weights of its own column. With eight channels,
+// half of the results are therefore unused: those whose row and column differ in that bit.
 //
-// mma reads tf32: it cuts what it multiplies to 11 bits. That is enough for 2-byte gradients; what
-// it loses on average is given back. For fp32 gradients what is cut off of the products goes
-// through a second mma, which leaves an error of 2^-22.
+// mma reads tf32: it cuts what it multiplies to 11 bits. This is enough for bfloat16 gradients, in
+// which the mean loss is corrected. For fp32 and float16 gradients, the part cut off of the
+// products goes through a second mma, which leaves an error of 2^-22.
 //
-// The third bit of eight channels, bit 2 of the lane, says which of dB and dC a lane keeps, and
-// gets from the lane that differs in it: one shuffle adds both. Then a warp's sums take half the
-// room, and there are twice as many slots for them.
+// With eight channels, bit 2 of the lane, the third bit of the channel, says whether the lane keeps
+// dB or dC. The lane gets the other half of its sum from the lane that differs in this bit: one
+// shuffle adds both kinds. A warp's sums then take half the memory, so that there are twice as many
+// slots for them.
 //
-// A warp leaves its sums of a group of blocks in one of these slots; warps take turns at adding the
-// warps' sums, in their order, and writing them to the tile's partial sums in global memory. They
-// do so later, when half of the slots are filled: so a warp seldom waits for slower ones to fill
-// the slot that it is to add up, nor for others to add up the one that it is to fill. The further
-// warps may be apart, the less do they all do at the same time what leaves the multiprocessor idle:
-// fill rows, say. At the slots' barriers every lane arrives for itself: that is as fast as one for
-// its warp, and tools that look for races can follow it.
+// A warp stores its sums of a step group in one of these slots. Warps take turns at adding the sums
+// of all warps, in the order of the warps, and writing them to the tile's partial sums in global
+// memory. They do so only when half of the slots are filled. A warp thus seldom waits for slower
+// warps to fill the slot that it adds up, or for other warps to add up the slot that it fills. The
+// further apart warps may be, the less often all of them are in a phase that leaves the
+// multiprocessor idle, such as filling rows. Every lane arrives at the slots' barriers by itself:
+// this is as fast as one arrival per warp, and tools that look for races can follow it.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +42,7 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// D += A·B. None of the operands is rounded: mma ignores the low bits.
+/// Computes D += A·B. No operand is rounded: mma ignores the low bits.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
@@ -49,12 +51,12 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const float (&a)[4], flo
         "r"(bit_cast<uint32_t>(a[3])), "r"(bit_cast<uint32_t>(b0)), "r"(bit_cast<uint32_t>(b1)));
 }
 
-/// The part of x that mma reads.
+/// Returns the part of x that mma reads.
 __device__ __forceinline__ float tf32_part(float x) {
   return bit_cast<float>(bit_cast<uint32_t>(x) & 0xffffe000u);
 }
 
-/// Adds to 16 bytes in global memory, without waiting for what is there.
+/// Adds to 16 bytes in global memory, without waiting for their previous values.
 __device__ __forceinline__ void add_to_global(float* target, const Pack<float, 4>& values) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target),
@@ -73,7 +75,8 @@ __device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>
     store_pack(target, values);
   }
 }
-/// Has no branch, past which the compiler would not move other instructions.
+/// Stores or adds. From Hopper on there is no branch, past which the compiler would move no other
+/// instructions.
 __device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>& values,
                                              bool is_added) {
 #if __CUDA_ARCH__ >= 900
@@ -95,40 +98,42 @@ __device__ __forceinline__ void store_or_add(float* target, const Pack<float, 4>
 #endif
 }
 
-/// kCutsInput: weights of dB are of more bits than mma reads, those of u alone are not.
+/// kExact keeps all digits of the products. kCutsInput: the weights of dB have more bits than mma
+/// reads, as Δ·u has and u alone has not.
 template <class Shape, bool kExact, bool kCutsInput>
 class ChannelSums {
   static_assert(Shape::kChannelBits == 2 || Shape::kChannelBits == 3);
   static constexpr bool kHalves = Shape::kHalves;
   static constexpr int kSlots = Shape::kSumSlots;
-  /// Groups between the one that is put and the one that is added up.
+  /// The step groups between the one that is put and the one that is added up.
   static constexpr unsigned kDelay = kSlots / 2;
   static_assert(kSlots <= SumBarriers::kMostSlots);
   static constexpr int kSelectors = kHalves && !kExact ? kBlockSteps : 2 * kBlockSteps;
   static constexpr int kTurnBlocks = Shape::kTurnBlocks;
   static constexpr int kGroupTurns = kSweepBlocks / kTurnBlocks;
   static constexpr bool kHasRests = kExact && Shape::kSumsRestsApart;
-  /// Where complex states are weighted, dC's come without being conjugated.
+  /// True if weighted sums of dC are conjugated at the end: complex states enter mma unconjugated.
   static constexpr bool kConjugates = Shape::kComponents == 2;
 
  public:
-  /// Whether mma takes the weights itself.
+  /// True if mma takes the weights itself.
   static constexpr bool kWeighted = !kExact;
 
-  /// Sums of a block of steps; [0] of dB, [1] of dC, but [0] of both where four channels are
-  /// weighted.
+  /// The sums of a block of steps: [0] of dB and [1] of dC or, if kWeighted with four channels, [0]
+  /// of both.
   struct Block {
     float sums[2][kWeighted ? 2 : 1][4] = {};
-    // These have what is cut off: an mma would wait long for the one before it to add to its sums.
+    // The sums of what tf32 cuts off. They are separate, since an mma that adds to the sums of the
+    // mma before it waits long for that.
     float rests[2][4] = {};
-    // If weighted: of the step behind, which goes through the same mma.
+    // If kWeighted: those of the next step, which goes through the same mma.
     Pack<float, 4> states[2];
     float weights[2];
   };
 
-  /// To be called by all threads of the block. `warp` is one of `warps` that have the same states.
-  /// `target` is the tile's row of partial sums of step 0; from step `first_added` on, the first of
-  /// a chunk, the tile's are added to what is there.
+  /// To be called by all threads of the block. `warp` is one of the `warps` warps that hold the
+  /// same states. `target` is the tile's row of partial sums for step 0. From step `first_added`
+  /// on, the first of a chunk, sums are added to the values there instead of stored.
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
                                          int warps, float* target, int steps, int first_added,
                                          bool has_z)
@@ -148,7 +153,7 @@ class ChannelSums {
     for (int i = 0; i < kSelectors; ++i) {
       const bool is_own = (kWeighted && kHalves ? column / 2 : column) == i;
       const uint32_t value = kWeighted ? 0xffffffffu : bit_cast<uint32_t>(1.0f);
-      // ptxas, which would build it again for every use, cannot know what a shuffle gives.
+      // The shuffle hides the value from ptxas, which would otherwise rebuild it for every use.
       select_[i] = __shfl_sync(kFullMask, is_own ? value : 0u, lane);
     }
     if (warp == 0 && lane == 0) {
@@ -161,8 +166,8 @@ class ChannelSums {
     __syncthreads();
   }
 
-  /// Adds to dB and dC (kinds 0 and 1) what they get of the block's step j: weight·states, for dC
-  /// conjugated. Steps come last one first.
+  /// Adds the contributions of the block's step j to dB and dC (kinds 0 and 1): weight·states,
+  /// conjugated for dC. Steps come last one first.
   __device__ __forceinline__ void add_weighted(Block& block, int j, const float (&weights)[2],
                                                const Pack<float, 4> (&states)[2]) const {
     static_assert(kWeighted);
@@ -188,8 +193,8 @@ class ChannelSums {
   /// Adds the products of the block's step j to dB (kind 0) or dC (kind 1).
   __device__ __forceinline__ void add(Block& block, int kind, int j,
                                       const Pack<float, 4>& products) const {
-    // Rows g hold the first state, rows g + 8 the second, of k < 4 and of k >= 4: pairs that lie
-    // together in the result.
+    // k < 4 has products 0 and 2 in rows g and g + 8, k >= 4 has products 1 and 3, so that pairs of
+    // states are adjacent in the result.
     float a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = products.v[(i >> 1) | (i & 1) << 1];
@@ -204,13 +209,13 @@ class ChannelSums {
     mma_tf32(sums, a, selected(0), selected(1));
   }
 
-  /// Hands over the kBlock-th block of a group, which begins with `first_step`. Blocks come last
-  /// one first.
+  /// Stores the sums of block kBlock of a step group, which begins with `first_step`, for the sum
+  /// over warps. Blocks come last one first.
   template <int kBlock>
   __device__ __forceinline__ void put(const Block& block, int first_step) {
     const SharedBarrier full = full_of(count_);
     if constexpr (kBlock == kSweepBlocks - 1) {
-      // At first the phase before the first one counts as complete.
+      // Initially, the phase before the first one counts as complete.
       empty_of(full).wait((count_ / kSlots & 1) ^ 1);
     }
     char* const own = shared_memory() + own_ + slot_offset(count_);
@@ -235,13 +240,13 @@ class ChannelSums {
       add_warps_in_turn(kDelay, first_step + kBlockSteps);
     }
     if constexpr (kBlock == 0) {
-      __syncwarp();  // for who reads the warp's planes next
+      __syncwarp();  // before the warp's planes are read
       full.signal();
       ++count_;
     }
   }
 
-  /// Adds up what is left, which begins with `first_step`.
+  /// Adds up the step groups that are left; the one put last begins with `first_step`.
   __device__ __forceinline__ void finish(int first_step) {
 #pragma unroll 1
     for (unsigned delay = kDelay; delay > 0; --delay) add_warps_in_turn(delay, first_step);
@@ -251,15 +256,17 @@ class ChannelSums {
   static constexpr int kVectorBytes = kWarpSize * 16;
   static constexpr int kStepFloats = Shape::kRow / static_cast<int>(sizeof(float));
   static constexpr int kHalfFloats = kStepFloats / 2;
-  /// 1/(1 − 2^-11·E[1/m]) for mantissas m as they commonly are: the mean loss of cutting to tf32.
+  /// Corrects the mean loss of cutting to tf32: 1/(1 − 2^-11·E[1/m]) for mantissas m as they are
+  /// commonly distributed.
   static constexpr float kCutCorrection = kExact ? 1.0f : 1.000352f;
-  /// dout itself, which is what dC is weighted with where there is no z, is not cut.
+  /// Without z, the weights of dC are dout itself, which is not cut.
   __device__ __forceinline__ float cut_correction(int kind) const {
     const bool cuts_weights = kind == 0 ? kCutsInput : has_z_;
     return kWeighted && cuts_weights ? kCutCorrection * kCutCorrection : kCutCorrection;
   }
 
-  /// A kind's sum for one of the lane's quad of states, as a lane with `bit` as its bit 2 finds it.
+  /// Returns the sum of a kind for one of the lane's four states, from where a lane with `bit` as
+  /// its bit 2 holds it.
   static __device__ __forceinline__ float sum_of(const Block& block, int kind, int state, int bit) {
     if constexpr (kWeighted) {
       const auto& pairs = block.sums[kHalves ? kind : 0];
@@ -270,7 +277,7 @@ class ChannelSums {
     }
   }
 
-  /// Returns the barrier of the group with this number.
+  /// Returns the "full" barrier of the step group with this number.
   __device__ __forceinline__ SharedBarrier full_of(unsigned group) const {
     return SharedBarrier(full_ + group % kSlots * static_cast<uint32_t>(sizeof(BarrierState)));
   }
@@ -281,8 +288,8 @@ class ChannelSums {
     return SharedBarrier(full.address + static_cast<uint32_t>(offsetof(SumBarriers, empty)));
   }
 
-  /// Adds those blocks for which it is this warp's turn, of the group `delay` groups before the
-  /// next one; the group put last begins with `first_step`.
+  /// Adds the blocks for which it is this warp's turn, of the step group `delay` groups before the
+  /// next one. The group put last begins with `first_step`.
   __device__ __forceinline__ void add_warps_in_turn(unsigned delay, int first_step) {
     first_step += (static_cast<int>(delay) - 1) * kSweepSteps;
 #pragma unroll 1
@@ -297,7 +304,7 @@ class ChannelSums {
     turns_to_wait_ -= kGroupTurns;
   }
 
-  /// They belong to one vector of each of kTurnBlocks blocks.
+  /// The sums of one vector of each of kTurnBlocks blocks.
   struct TurnSums {
     Pack<float, 4> blocks[kTurnBlocks] = {};
   };
@@ -376,8 +383,8 @@ class ChannelSums {
   int steps_;
   int first_added_;
   bool has_z_;
-  unsigned count_ = 0;  // of groups
-  int own_;             // where this lane's sums go in the first slot
+  unsigned count_ = 0;  // of step groups put so far
+  int own_;             // place of this lane's sums in the first slot
   int turns_to_wait_;
   uint32_t select_[kSelectors];  // a mask of weights, or the B operand itself
 };

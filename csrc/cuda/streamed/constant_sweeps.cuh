@@ -1,36 +1,36 @@
-// What a lane of the streamed backward scan does with its states where B and C are constant, and A
-// is real.
+// The sweeps of a lane of the streamed backward scan over its states, for constant B and C and real
+// A.
 //
-// The sweeps go by h' = h/B and g' = g/C, where g is the gradient of the state h:
+// The sweeps run over h' = h/B and g' = g/C, where g is the gradient of the state h:
 //   h'[t] = a[t]·h'[t-1] + i[t]     i[t] = b(x[t])·Δ[t]·u[t]
 //   g'[t] = c[t+1] + dy[t]          c[t] = a[t]·g'[t]
-// B and C are left in the weights of the sums over states alone, as products:
+// B and C appear only in the weights of the sums over states, as products:
 //   y = Σ B·C·h'     Σ w·b = Σ B·C·g'·b     the part of dΔ that comes through x: Σ A·B·C·dx'
-// and of dB and dC one needs no sum of its own. With S = Σ g'·i, a sum over a part of time,
-//   dB = C·S     dC = B·Σ dy·h' = B·(S + c·h' where the part begins − c·h' where it ends)
-// since dy·h' = (g' − c[t+1])·h' and g'·h' = c·h'[t-1] + g'·i. Where parts of time follow each
-// other, what one of them ends with is what the other begins with. So there remains c·h' before the
-// first step, and behind the last one c is the gradient of the last state, which mostly is absent.
-// Where it is not, g is no multiple of C: then g' begins with this gradient divided by C, and dC is
-// summed by itself, on the way forward: the difference of large numbers would be left with few
-// digits.
+// and one sum serves both dB and dC. With S = Σ g'·i, a sum over a range of steps,
+//   dB = C·S     dC = B·Σ dy·h' = B·(S + c·h' where the range begins − c·h' where it ends)
+// since dy·h' = (g' − c[t+1])·h' and g'·h' = c·h'[t-1] + g'·i. For consecutive ranges, the term at
+// the end of one cancels that at the beginning of the next. There remain c·h' before the first step
+// and, after the last one, c, which is the gradient of the last state and mostly absent. If it is
+// present, g is not a multiple of C. Then g' begins with this gradient divided by C, and dC is
+// summed separately in the forward sweep: the difference of large numbers would keep few digits.
 //
-// There is no ring of B and C here, nor sums over warps. In their room the way forward through a
-// chunk leaves every other block's abar for the way back, where the method has it (kKeepsAbar).
+// There are neither a ring of B and C nor sums over warps. In the memory that these would take, the
+// forward sweep through a chunk keeps every other block's abar for the backward sweep, if the
+// method can use it (kKeepsAbar).
 #pragma once
 
 #include "backward_sweeps.cuh"
 
 namespace selective_scan::cuda::streamed {
 
-/// This takes the place of a constant B that is smaller: sweeps divide by it, and h keeps its
-/// digits.
+/// Replaces a constant B of smaller magnitude, since the sweeps divide by B. With this value h
+/// keeps its digits.
 constexpr float kLeastB = 1e-18f;
-/// C may be no less than this where there is a gradient of the last state. The inverse squares of
-/// both together must be numbers.
+/// Replaces a C of smaller magnitude if the last state has a gradient. The inverse squares of both
+/// limits must be finite.
 constexpr float kLeastC = 1e-15f;
 
-/// Constant B and C, as the sweeps take them.
+/// Constant B and C in the form that the sweeps take.
 template <int kStates>
 struct ConstantProjections {
   Pack<float, kStates> B, C;
@@ -47,12 +47,12 @@ struct ConstantProjections {
   }
 };
 
-/// What a lane keeps of them.
+/// The values that a lane keeps of B and C.
 template <int kStates>
 struct ConstantWeights {
   Pack<float, kStates> inverse_B;
   Pack<float, kStates> BC;
-  Pack<float, kStates> ABC;  // A times pole_scale
+  Pack<float, kStates> ABC;  // with A times pole_scale
 
   template <int kSize, Method kMethod>
   __device__ __forceinline__
@@ -67,13 +67,13 @@ struct ConstantWeights {
   }
 };
 
-/// Whether the way back takes abar of a group's first block from the way forward.
+/// True if the backward sweep takes abar of a step group's first block from the forward sweep.
 template <Method kMethod>
 constexpr bool kKeepsAbar = Formula<kMethod>::kAbarIsByRate;
 
-/// Runs h', of increments A·h', through all blocks of `groups` groups but the last one, and leaves
-/// records of what comes before each. See ConstantShape. kSumsOutputs: adds Σ dy·h' over all blocks
-/// to `sums`.
+/// Takes h' (A·h' if scans go by increments) through all blocks of `groups` step groups but the
+/// last block, and records the state before each: see ConstantShape. With kSumsOutputs, adds Σ
+/// dy·h' over all blocks to `sums`.
 template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, int kStates>
 __device__ __forceinline__ void sweep_constant_forward(
     int row, int record, int groups, const LanePoles<float, kStates, kSize, kMethod>& poles,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void sweep_constant_forward(
 #pragma unroll
   for (int s = 0; s < kStates; ++s) constants[s] = forward_constants<kMethod, Math>(poles, s);
   constexpr int kNextBlock = kBlockSteps * static_cast<int>(sizeof(float));
-  // Loaded one block ahead: behind a store of the state loads would have to be waited for.
+  // Loaded one block ahead: a load after the store of the state would have to be waited for.
   auto next_delta = shared_load<float, kBlockSteps>(row + Shape::kDelta);
   const auto sweep_block = [&]<int kBlock>() {
     const auto delta = next_delta;
@@ -127,12 +127,12 @@ __device__ __forceinline__ void sweep_constant_forward(
   }
 }
 
-/// What a lane reads of a block of steps. Loaded one block ahead.
+/// A lane's inputs for a block of steps, loaded one block ahead.
 template <int kStates>
 struct ConstantInputs {
   BlockInputs<float, kStates> rows;
   Pack<float, kStates> before;
-  Pack<float, kStates> abar[kBlockSteps];  // of a group's first block
+  Pack<float, kStates> abar[kBlockSteps];  // only of a group's first block
 };
 
 template <class Shape, Method kMethod, int kStates>
@@ -151,9 +151,9 @@ __device__ __forceinline__ void load_record(int record, ConstantInputs<kStates>&
   }
 }
 
-/// One block of steps, the one with number kBlock of its group: its states again from the one
-/// before it, then backwards through them. `carry` is c of the step behind the block on entry and
-/// of its first one on return. See StepGradient for the formulas. S is added to dB.
+/// Works on block kBlock of a step group: computes its states again from the one before it, then
+/// sweeps backward through them. `carry` is c of the step after the block on entry, and c of the
+/// block's first step on return. StepGradient gives the formulas. S is added to lane_sums.dB.
 template <class Shape, Method kMethod, int kBlock, int kSize, int kStates>
 __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,

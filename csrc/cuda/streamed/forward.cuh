@@ -1,16 +1,16 @@
 // The streamed forward scan.
 //
-// Mapping. A warp owns kWarpSize / lanes channels of one group and runs alone through time, in
-// chunks of kChunk steps; a lane holds kStates states of one of these channels and their poles in
-// registers. A block is up to kMaxWarps such warps, which share B and C only: those come in fp32
-// from packed_bc.cu through a ring of chunks (bulk_copy.cuh).
+// Mapping. A warp owns kWarpSize / lanes channels of one group and walks through time on its own,
+// in chunks of kChunk steps. A lane holds kStates states of one of these channels and their poles
+// in registers. A block consists of up to kMaxWarps such warps, which share only B and C. These
+// come in fp32 from packed_bc.cu through a ring of chunks (bulk_copy.cuh).
 //
-// A warp and chunk: the next chunk's loads are started; the lanes scan, and leave their part of y,
-// four steps at a time, in a plane of rows per lane of a channel; the output phase adds the planes,
-// applies D and the gate, and stores; u and delta of the next chunk become rows of Δ and Δ·u in
-// shared memory, once per (channel, step).
+// For each chunk, a warp starts the loads of the next chunk. Its lanes then scan, and store their
+// parts of y, four steps at a time, in planes of rows, one plane for each lane of a channel. The
+// output phase adds the planes, applies D and the gate, and stores the results. Finally u and delta
+// of the next chunk become rows of Δ and Δ·u in shared memory, computed once per (channel, step).
 //
-// Shared memory: barriers, the ring's slots, then per warp Δ rows, Δ·u rows, planes.
+// Shared memory: barriers, the ring's slots, then the Δ rows, Δ·u rows and planes of each warp.
 //
 // Bound by: the special-function unit (one ex2 per update, three more per (channel, step)) and,
 // nearly as much, issue slots.
@@ -29,17 +29,18 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// D or delta_bias of the channels that a lane holds values of, zero where absent.
+/// D or delta_bias of the channels whose values a lane holds; zero if absent.
 template <int kItems, LaneMap kMap>
 struct ChannelValues {
-  static constexpr int kItemsEach =  // of a channel
+  static constexpr int kItemsEach =  // values of a channel
       kMap == LaneMap::kSteps       ? kItems
       : kMap == LaneMap::kStepPairs ? 2
                                     : 1;
   static constexpr int kCount = kItems / kItemsEach;
   float values[kCount];
 
-  /// The element that the lane reads, of its own channel or of the lane-th.
+  /// Starts the load of the element that the lane reads: the one of its own channel, or of the
+  /// channel numbered `lane`.
   static __device__ __forceinline__ RawElement load(const ArrayView& view, int64_t first_channel,
                                                     const LaneSlice& slice, int lane) {
     const int channel = kMap == LaneMap::kSteps ? slice.channel : lane;
@@ -63,7 +64,8 @@ struct LaneStates {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Quad = Pack<T, Shape::kQuad>;
 
-  /// Loads from an fp32 array (channel, state) or (batch, channel, state), all at a time.
+  /// Loads from an fp32 array (channel, state) or (batch, channel, state), with all loads in flight
+  /// at a time.
   static __device__ __forceinline__ void load(const ArrayView& view, int64_t base, int part,
                                               int64_t dstate, T (&states)[kStates]) {
     const float* data = static_cast<const float*>(view.data) + base;
@@ -89,7 +91,7 @@ struct LaneStates {
       for (int s = 0; s < Shape::kQuad; ++s) states[q * Shape::kQuad + s] = quad.v[s];
     }
   }
-  /// These load from, and store to, a (segment, batch, channel, padded state) array.
+  /// These load from and store to a (segment, batch, channel, padded state) array.
   static __device__ __forceinline__ void load_packed(const void* array, const BlockItem& item,
                                                      int64_t channel, int part,
                                                      const ScanParams& params,
@@ -124,16 +126,16 @@ struct LaneStates {
   }
 };
 
-/// What a scan does beside scanning; a bit each in one register, which is less to test per chunk
-/// than pointers.
+/// Optional work of a scan. The bits share one register, and testing them for every chunk takes
+/// less than testing pointers.
 enum Feature : int { kGate = 1, kOutput = 2, kSaveStates = 4, kSoftplus = 8 };
 
-/// What is about a call that takes kernels of their own.
+/// The properties of a call that select a specialized kernel.
 enum class ForwardKind : int8_t {
   kPlain,
   kFewRegisters,  // see has_few_registers()
-  kPacked,        // chunks are those of packed sequences, whose states change where one begins
-  kInputDelta,    // the input has steps of its own
+  kPacked,        // packed sequences: states are replaced at the chunk that begins one
+  kInputDelta,    // the input has a separate step size
 };
 
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
     const PackedChunks chunks = args.packed_chunks(kChunkBytes);
     item = in_segment(item, chunks.segment(item.segment, args.chunks));
     if (item.chunks == 0) {
-      // If all blocks ended here, what follows this kernel could begin before B and C are written.
+      // Even if all blocks end here, the next kernel must not start before B and C are written.
       wait_for_primary();
       return;
     }
@@ -267,7 +269,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   const float* input_row = input_rows + role.channel * kRowStride;
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
 
-  // This is kept in a register, not to be made again for every chunk.
+  // Kept in a register rather than computed again for every chunk.
   int features = (args.z.present() ? kGate : 0) |
                  (params.wanted == ForwardWanted::kOutput ? kOutput : 0) |
                  (params.states != nullptr && exists ? kSaveStates : 0) |
@@ -292,8 +294,8 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   const int chunks_to_save = static_cast<int>(args.chunks) - 1 - item.first_chunk;
   const int64_t saved_stride = params.dim * params.dstate;
 
-  // Δ and Δ·u of the next chunk, from what was loaded. Without a branch for the last one: nobody
-  // reads what is made behind it.
+  // Computes Δ and Δ·u of the next chunk from the loaded values. There is no branch for the last
+  // chunk: rows computed after it are never read.
   const auto make_rows = [&] {
     const Values u = Cursor::to_values(args.u, slice, raw_u);
     Values values = Cursor::to_values(args.delta, slice, raw_delta);
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
       values.v[i] = kGoesByIncrements<kMethod> ? u.v[i] : u.v[i] * values.v[i];
     }
     slice_to_shared<SharedOrder::kMemory>(slice, values, input_rows);
-    if (steps_left < kChunk) {  // such a step leaves states be
+    if (steps_left < kChunk) {  // a missing step leaves the states unchanged
       clear_missing_steps<Shape::kChannels>(slice, steps_left, delta_rows);
       clear_missing_steps<Shape::kChannels>(slice, steps_left, input_rows);
     }
@@ -319,7 +321,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     __syncwarp();
-    // Before the loads: behind them the compiler may wait for what they load.
+    // Acquired before the loads: after them, the compiler may wait for their results.
     const char* slot = kVariable ? ring.acquire() : nullptr;
 
     [[maybe_unused]] PackedChunk after_next;

@@ -1,4 +1,4 @@
-// What a lane of the streamed forward scan does with the rows of one chunk.
+// The scan of one chunk by a lane of the streamed forward kernels, from rows in shared memory.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -7,20 +7,20 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Blocks of steps that the scan unrolls: a whole chunk where that is short enough, but not around
-/// single elements of 4 bytes, which gains nothing there.
+/// The blocks of steps that the scan unrolls: a whole chunk if its code is short enough, except for
+/// single elements of 4 bytes, which gain nothing from it.
 template <class T, int kStates, int kSize, LaneMap kMap>
 constexpr int kUnrolledBlocks =
     kIsCommonShape<T, kStates> && (kMap != LaneMap::kElements || kSize == 2) ? kBlocksPerChunk
                                                                              : kBlocksPerChunk / 2;
 
-/// B and C of one step, of a lane's states.
+/// B and C of one step for a lane's states.
 template <class T, int kQuads, int kQuad>
 struct StepProjections {
   Pack<T, kQuad> B[kQuads];
   Pack<T, kQuad> C[kQuads];
 
-  /// `row` begins with the lane's first state; quads are `stride` states apart.
+  /// Loads both. `row` begins with the lane's first state; quads are `stride` states apart.
   __device__ __forceinline__ void load(const T* row, int stride, int padded_states) {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
@@ -30,12 +30,13 @@ struct StepProjections {
   }
 };
 
-/// One lane's states through the chunk's first `steps` steps, rounded up to what is unrolled: steps
-/// that do not exist have Δ = 0. Its part of y goes to y_row. If kBackward, rows are against the
-/// scan's order: step t of the chunk is element kChunk - 1 - t.
+/// Takes one lane's states through the first `steps` steps of a chunk, rounded up to the unrolled
+/// number; missing steps have Δ = 0. Stores the lane's part of y to y_row. If kBackward, rows are
+/// in the reverse of the scan's order: step t of the chunk is element kChunk - 1 - t.
 ///
-/// The compiler moves no load across a store. A block of steps is therefore stored behind the loads
-/// of the next one, so that the one's last steps and the other's first exponentials overlap.
+/// The compiler moves no load across a store. The results of a block of steps are therefore stored
+/// after the loads of the next block, so that the last steps of one overlap with the first
+/// exponentials of the other.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
           bool kVariable, bool kBackward, class Constants>
 __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* input_row,
@@ -46,11 +47,12 @@ __device__ __forceinline__ void scan_chunk(const float* delta_row, const float* 
                                            float* y_row) {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   constexpr int kStride = kUnrolledBlocks<T, kStates, kSize, kMap> * kBlockSteps;
-  // Sequences whose rows are not aligned often end early in a chunk.
+  // Sequences whose rows are not aligned often end early in a chunk, which is then scanned in
+  // shorter pieces.
   constexpr int kLastSteps = 2 * kBlockSteps;
   constexpr int kFirst = kBackward ? kChunk - kBlockSteps : 0;
   constexpr int kSign = kBackward ? -1 : 1;
-  constexpr int kAhead = kBlockSteps / Shape::kQuads;  // steps of B and C loaded before that store
+  constexpr int kAhead = kBlockSteps / Shape::kQuads;  // steps of B and C loaded before the store
   using Projections = StepProjections<T, Shape::kQuads, Shape::kQuad>;
   const auto load_projections = [&](Projections& target, int t) {
     if constexpr (kVariable) {

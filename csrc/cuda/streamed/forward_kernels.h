@@ -1,4 +1,4 @@
-// The streamed forward kernels as their launcher sees them.
+// The interface of the streamed forward kernels to their launcher.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,19 +16,19 @@ struct ForwardArgs : ForwardGeometry {
   ForwardParams params;
   RowArray u, delta, z, out, input_delta;
   LaneMap map = LaneMap::kChannels;
-  int64_t chunks = 0;                 // of a sequence; that there may be of packed ones
-  SegmentStates states;               // null where there is one segment
-  const char* projections = nullptr;  // see PackedBC; null where B and C are constant
-  bool is_dependent = false;          // launched behind the kernel that writes the projections
-  bool summarizes_all = false;        // and not all segments but the last
+  int64_t chunks = 0;                 // of a sequence; the most that packed sequences can have
+  SegmentStates states;               // null if there is one segment
+  const char* projections = nullptr;  // see PackedBC; null if B and C are constant
+  bool is_dependent = false;          // on the kernel that writes the projections
+  bool summarizes_all = false;        // including the last segment
 
-  /// Returns the chunks of packed sequences; a chunk of B and C takes `chunk_bytes`.
+  /// Returns the chunks of packed sequences. A chunk of B and C has `chunk_bytes` bytes.
   SELECTIVE_SCAN_HD PackedChunks packed_chunks(int chunk_bytes) const {
     return PackedChunks(projections + params.groups * chunks * chunk_bytes);
   }
 };
 
-/// What a block works on.
+/// The part of the problem that a block works on.
 struct BlockItem {
   int64_t batch;
   int64_t group;
@@ -39,7 +39,8 @@ struct BlockItem {
   int chunks;
 };
 
-/// Blocks of one segment are neighbours: they read the same B and C.
+/// Returns the work item of a block. Blocks of the same segment are neighbors, since they read the
+/// same B and C.
 SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, int tile_channels,
                                        int64_t block) {
   const ScanParams& params = args.params;
@@ -64,7 +65,7 @@ SELECTIVE_SCAN_HD BlockItem block_item(const ForwardArgs& args, int64_t tiles, i
   return item;
 }
 
-/// Places a block that takes a segment of packed sequences.
+/// Returns the item of a block that works on a segment of packed sequences.
 __device__ __forceinline__ BlockItem in_segment(BlockItem item, const PackedSegment& segment) {
   item.segment = segment.number;
   item.first_chunk = segment.first_chunk;
@@ -77,7 +78,8 @@ struct StreamedForward {
   using Shape = WarpShape<T, kStates, kLaneBits>;
 
   static cudaError_t launch(const ForwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
-  /// Finds how each segment maps the state that enters it. B and C are variable.
+  /// Computes the map from the state that enters each segment to the one that leaves it. B and C
+  /// are variable.
   static cudaError_t summarize(const ForwardArgs& args, cudaStream_t stream);
 };
 

@@ -23,7 +23,7 @@ const Kernels& kernels_of(Method method) {
   return kTable[method];
 }
 
-/// See instantiations.py.
+/// Returns the kernels for the call's kind of states; instantiations.py lists them.
 const Kernels& kernels_for(const ScanParams& params, int lane_states) {
   if (params.is_complex) return kernels_of<Complex<float>, 2, 3>(params.method);
   if (lane_states == 4) return kernels_of<float, 4, 2>(params.method);

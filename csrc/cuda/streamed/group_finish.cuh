@@ -1,13 +1,13 @@
-// This file goes from the sweeps' sums of a group of steps, which lie in planes, one for each lane
-// of a channel, to the gradients.
+// Turns the sweeps' sums of a group of steps, stored in one plane for each lane of a channel, into
+// gradients.
 #pragma once
 
 #include "backward_sweeps.cuh"
 
 namespace selective_scan::cuda::streamed {
 
-/// This says where a lane's parts of a group's sums lie, as byte offsets. Fours of neighbouring
-/// lanes have their quads of steps in another order, which spreads them over the banks.
+/// The places of a lane's parts of a step group's sums, as byte offsets. The order of the two quads
+/// of steps alternates between fours of neighboring lanes, which spreads them over the banks.
 template <class Shape>
 struct GroupPlanes {
   static constexpr int kSwizzle = 4;  // lanes
@@ -16,7 +16,7 @@ struct GroupPlanes {
     return planes + lane * Shape::kPlaneRow + ((quad ^ lane / kSwizzle) & 1) * 16;
   }
 
-  int own[kSweepBlocks];  // where this lane puts block b of the group
+  int own[kSweepBlocks];  // this lane's place for block b of the group
 
   __device__ __forceinline__ GroupPlanes(int planes, int lane) {
     own[0] = opaque(quad_slot(planes, lane, 0));
@@ -31,9 +31,9 @@ struct GroupPlanes {
   }
 };
 
-/// Sums a group's parts over the lanes of each channel; the third of them, y's, only if `has_y`.
-/// `from` is where the first part of the caller's kHeld steps lies, `from_swizzled` where it would
-/// among lanes whose quads of steps have the other order.
+/// Sums a step group's parts over the lanes of each channel; the third part, that of y, only if
+/// `has_y`. `from` is the place of the first part of the caller's kHeld steps, and `from_swizzled`
+/// is its place in lanes whose quads of steps have the other order.
 template <class Shape, int kHeld>
 __device__ __forceinline__ void sum_parts(int from, int from_swizzled, bool has_y,
                                           Pack<float, kHeld> (&sums)[3]) {
@@ -53,8 +53,8 @@ __device__ __forceinline__ void sum_parts(int from, int from_swizzled, bool has_
   }
 }
 
-/// Sums a group's parts over the lanes of each channel, and puts du, ddelta and y + D·u in place of
-/// Δ·u, Δ and dy. A lane takes some steps of its own channel.
+/// Sums a step group's parts over the lanes of each channel, and stores du, ddelta and y + D·u in
+/// place of Δ·u, Δ and dy. A lane takes some steps of one channel.
 template <class T, class Shape, Method kMethod>
 class GroupFinish {
   static constexpr int kHeld = kSweepSteps / Shape::kParts;

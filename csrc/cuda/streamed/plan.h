@@ -1,5 +1,6 @@
-// The plans of the streamed path, many channels or long sequences in fp32 with B and C by bulk
-// copies: what forward_launch.cu and backward_launch.cu turn into launches.
+// The plans of the streamed path, which serves many channels or long sequences in fp32 and brings B
+// and C to shared memory by bulk copies. forward_launch.cu and backward_launch.cu turn a plan into
+// launches.
 #pragma once
 
 #include <array>
@@ -18,43 +19,44 @@
 namespace selective_scan::cuda::streamed {
 
 struct ForwardPlan {
-  int lane_states;    // of an instantiation
-  int warp_channels;  // likewise
-  int padded_states;  // of a channel
+  int lane_states;    // that a lane of the instantiation holds
+  int warp_channels;  // of a warp of the instantiation
+  int padded_states;  // of a channel, padding included
   LaneMap map;
   std::array<RowArray, 5> rows;  // u, delta, z, out, input_delta
-  ForwardGeometry geometry;      // with segments
+  ForwardGeometry geometry;      // including segments
   PackedCuts cuts;
-  int64_t chunks;  // of a sequence
+  int64_t chunks;  // in a sequence
   LaunchShape shape;
   ForwardScratch scratch;
 };
 
 struct BackwardPlan {
-  int team_warps;     // that share a channel
-  int padded_states;  // of a channel
+  int team_warps;     // warps that share a channel
+  int padded_states;  // of a channel, padding included
   LaneMap map;
   LaneMap summary_map;
-  std::array<RowArray, 9> rows;          // in the order of Row
-  std::array<RowArray, 9> summary_rows;  // where there are segments
+  std::array<RowArray, 9> rows;          // indexed by Row
+  std::array<RowArray, 9> summary_rows;  // of the summary kernel, if it runs
   Geometry geometry;
   PackedCuts cuts;
-  int split_tiles;  // see BlockOrder, also of
-  int64_t flags;    // of blocks that others wait for
+  int split_tiles;  // worked on in two parts: see BlockOrder
+  int64_t flags;    // one for each block that others wait for
   LaunchShape shape;
   LaunchShape summary_shape;
   BackwardScratch scratch;
 };
 
-/// Each makes the plan, or has done nothing of use where it refuses.
+/// Makes the plan. If it returns a refusal, `plan` holds nothing of use.
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan);
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan);
 
-/// Whether the kernels for the rows' type, if the path takes the call, sum the gradients of B and C
-/// with as many digits as these have.
+/// Returns whether the kernels for the rows' dtype sum the gradients of B and C with at least the
+/// precision of the gradients' dtypes; true if the path has no kernel for the call.
 bool sums_have_digits(const BackwardParams& params);
 
-/// How many warps a multiprocessor has if every channel has one place, at whatever time.
+/// Returns the warps per multiprocessor that all channels together make, as if all of them ran at
+/// the same time.
 inline double warps_per_multiprocessor(const ScanParams& params, int warp_channels,
                                        const Device& device) {
   const int64_t warps =

@@ -1,12 +1,12 @@
-// How the rows of a warp's next chunk come to shared memory while it works on the present one, and
-// how gradients that lie across the lanes' slices go back.
+// Moves the rows of a warp's next chunk to shared memory while the warp works on the present one,
+// and moves gradients back to arrays whose layout differs from the lanes' slices.
 //
 // A chunk is kChunk steps of kItems channels. Asynchronous copies bring an array's elements to its
-// stage, from where every lane takes a slice of consecutive steps of one channel (see
-// row_slices.cuh). Slices that lie together in memory are copied as they are; of neighbouring
-// channels come up to 16 bytes of a step at a time, and lanes pick their slices from these, 2-byte
-// elements by turning round 8 x 8 matrices; single elements of 4 bytes find their places on the
-// way.
+// stage, from which every lane takes a slice of consecutive steps of one channel (see
+// row_slices.cuh). Slices that are contiguous in memory are copied as they are. If channels are
+// neighbors in memory, up to 16 bytes of a step are copied at a time and lanes pick their slices
+// from these, for 2-byte elements by transposing 8 x 8 matrices. Single elements of 4 bytes are
+// copied straight to their places.
 #pragma once
 
 #include "../kit/bulk_copy.cuh"
@@ -27,28 +27,28 @@ __device__ __forceinline__ void copy_async(int target, const char* source) {
                  : "memory");
   }
 }
-/// The copies since the last call are what wait_for_copies() waits for.
+/// Commits the copies since the last call as a group, which wait_for_copies() waits for.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Waits for the thread's own copies. What it loads meanwhile is not waited for.
+/// Waits for the thread's own copies, but not for its pending loads to registers.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/// A chunk of an array between global memory, its stage and the lanes' slices.
+/// Moves a chunk of an array between global memory, its stage and the lanes' slices.
 template <int kItems, int kSize, LaneMap kMap>
 struct RowCopies {
   using Raw = RawSlice<kItems>;
   using Words = typename RowCursor<kItems, kSize>::Words;
-  static constexpr int kLanes = kWarpSize / kItems;   // of a channel
-  static constexpr int kSliceBytes = kItems * kSize;  // and of a step's channels
+  static constexpr int kLanes = kWarpSize / kItems;   // per channel
+  static constexpr int kSliceBytes = kItems * kSize;  // also those of a step's channels
   static constexpr int kAccess = kSliceBytes < 16 ? kSliceBytes : 16;
 
-  static constexpr int kRow = kChunk * kSize;  // of the stage
+  static constexpr int kRow = kChunk * kSize;  // bytes of a row of the stage
   static constexpr int kStageBytes = kItems * kRow;
 
-  /// The lane's slice, which lies together in memory.
+  /// Copies the lane's slice, which is contiguous in memory.
   static __device__ __forceinline__ void copy_slice(int stage, const LaneSlice& slice,
                                                     const char* source) {
 #pragma unroll
@@ -57,14 +57,14 @@ struct RowCopies {
     }
   }
 
-  /// Gives the distance from a chunk's first element to the lowest address of the lane's slice,
-  /// which lies together.
+  /// Returns the distance from a chunk's first element to the lowest address of the lane's slice,
+  /// which is contiguous in memory.
   static __device__ __forceinline__ int slice_offset(const RowArray& array,
                                                      const LaneSlice& slice) {
     return slice.channel * static_cast<int>(array.channel) + slice.step * kSize;
   }
 
-  /// A chunk of any layout, of which `source` is the first element.
+  /// Copies a chunk of any layout, whose first element is at `source`.
   static __device__ __forceinline__ void copy(int stage, const RowArray& array, const char* source,
                                               int lane, int steps, const LaneSlice& slice) {
     const int channels = slice.channels_left;
@@ -101,8 +101,8 @@ struct RowCopies {
     }
   }
 
-  /// Single elements of 2 bytes cannot be copied asynchronously. They come through registers, one
-  /// step of all channels, from where they go to the stage.
+  /// True if single elements of 2 bytes occur. These cannot be copied asynchronously, so they pass
+  /// through registers, one step of all channels per lane, to the stage.
   static constexpr bool kHasElements = kMap != LaneMap::kSteps && kSize == 2;
 
   static __device__ __forceinline__ void load_elements(const RowArray& array, const char* source,
@@ -131,7 +131,7 @@ struct RowCopies {
     }
   }
 
-  /// Brings a chunk to the L2 cache.
+  /// Prefetches a chunk into the L2 cache.
   static __device__ __forceinline__ void prefetch(const RowArray& array, const char* source,
                                                   int lane, int steps, int channels) {
     if (array.has_vectors || array.step != kSize) {
@@ -147,7 +147,7 @@ struct RowCopies {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
   }
 
-  /// The lane's slice.
+  /// Loads the lane's slice from the stage.
   static __device__ __forceinline__ void load(int stage, const LaneSlice& slice,
                                               const RowArray& array, int lane, Raw& raw) {
     if constexpr (kMap != LaneMap::kSteps) {
@@ -166,7 +166,8 @@ struct RowCopies {
     }
   }
 
-  /// Stores kItems rows, times those of the gate where there is one, to any layout.
+  /// Stores kItems rows to an array of any layout, multiplied by the gate's rows if there is a
+  /// gate.
   static __device__ __forceinline__ void store(const RowArray& array, char* target, int lane,
                                                int steps, const LaneSlice& slice, const float* rows,
                                                const float* gate) {
@@ -214,12 +215,12 @@ struct RowCopies {
     }
   }
 
-  /// Whether slices can be turned round in registers.
+  /// The number of words of a slice, and whether these are transposed in registers.
   static constexpr int kTurned = kSliceBytes / 4;
   static constexpr bool kTransposes = kMap != LaneMap::kSteps && kSize == 2 && kItems == 8;
 
-  /// Stores the lane's slices where channels are neighbours: a lane gets two channels of each of
-  /// four steps.
+  /// Stores the lane's slices to an array whose channels are neighbors: after the transposition, a
+  /// lane has two channels of each of four steps.
   static __device__ __forceinline__ void store_transposed(const RowArray& array, char* target,
                                                           int lane, int steps, int channels,
                                                           const Words& words) {
@@ -243,10 +244,10 @@ struct RowCopies {
   }
 
  private:
-  /// Which parts of 16 bytes, or all that there are of a step, a lane moves: neighbours share a
-  /// sector.
+  /// The parts of a step's channels that a lane moves, each of 16 bytes, or of all bytes if a step
+  /// has fewer. Neighboring lanes share a sector.
   struct Vectors {
-    static constexpr int kParts = kSliceBytes / kAccess;  // of a step
+    static constexpr int kParts = kSliceBytes / kAccess;  // per step
     static constexpr int kSteps = kWarpSize / kParts;     // that a warp moves at a time
     static constexpr int kCount = kParts;
     int step;
@@ -255,27 +256,27 @@ struct RowCopies {
         : step(lane / kParts), byte(lane % kParts * kAccess) {}
   };
 
-  /// Finds a channel in arrays without vectors, whose channels' strides are unsigned. In 32 bits a
-  /// product and the sum with an address are one instruction.
+  /// Returns the offset of a channel in an array without vectors, whose channel stride is never
+  /// negative. In 32 bits, the product and its sum with an address are one instruction.
   static __device__ __forceinline__ uint64_t channel_offset(const RowArray& array, int channel) {
     return static_cast<uint64_t>(static_cast<uint32_t>(array.channel)) *
            static_cast<uint32_t>(channel);
   }
-  /// Rows [channel][step]. Of 4-byte elements, fours lie in another order in every row: both
-  /// slices and columns are then spread over the banks.
+  /// Returns the offset in a stage of rows [channel][step]. For 4-byte elements, the order of the
+  /// quads of steps differs from row to row, which spreads both slices and columns over the banks.
   static __device__ __forceinline__ int offset(int channel, int step) {
     if constexpr (kSize == 2) return channel * kRow + step * kSize;
     return channel * kRow + ((step / 4 ^ channel) & 7) * 16 + step % 4 * 4;
   }
-  /// Or rows [step][channel], so that both what is copied and what is loaded at a time is spread
-  /// over the banks.
+  /// Returns the offset in a stage of rows [step][channel], swizzled so that both copies to it and
+  /// loads from it are spread over the banks.
   static __device__ __forceinline__ int tile_offset(int step, int byte) {
     return (step * kSliceBytes + byte) ^ step / 8 * (kSize == 2 ? 32 : kSliceBytes);
   }
   static __device__ __forceinline__ void load_tile(int stage, const LaneSlice& slice, int lane,
                                                    Raw& raw) {
     if constexpr (kTransposes) {
-      // This lane points at a step of matrix i, whose words the lane gets from its channel.
+      // This lane passes the address of a step of matrix i; the lane gets the words of its channel.
       const int step = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
       const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory())) + stage +
                         tile_offset(step, 0);

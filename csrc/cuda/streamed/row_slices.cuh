@@ -1,8 +1,7 @@
-// How a warp moves a chunk of a (batch, channel, step) array between global memory and registers.
+// Moves a warp's chunk of a (batch, channel, step) array between global memory and registers.
+// row_array.h describes the division of a chunk among lanes.
 //
-// How lanes divide a chunk: row_array.h.
-//
-// A fetch() only starts loads: the words are first looked at in to_values(), a chunk later.
+// fetch() only starts loads: to_values() is the first to read the words, a chunk later.
 #pragma once
 
 #include "../kit/elements.cuh"
@@ -11,30 +10,31 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// Which values of its warp's chunk a lane holds, and which of them exist. Values lie in the order
-/// of memory, against the scan where that runs backwards; so long as all arrays do, only what goes
-/// through shared memory has to know (slice_to_shared(), slice_from_shared()).
+/// The values of its warp's chunk that a lane holds, and which of them exist. Values are in the
+/// order of memory, which is the reverse of the scan's order if the scan runs backward in memory.
+/// As long as all arrays have the same direction, only transfers through shared memory depend on it
+/// (slice_to_shared(), slice_from_shared()).
 struct LaneSlice {
-  LaneMap map;  // best a constant
+  LaneMap map;  // preferably a compile-time constant
   bool is_backward;
-  bool is_bfloat16;   // of 2-byte elements, which all arrays have alike
+  bool is_bfloat16;   // for 2-byte elements; the same in all arrays
   int channel;        // the first one
-  int step;           // the earliest one in the order of the scan
-  int position;       // of the slice in a row of shared memory that is in the order of memory
-  int channels_left;  // of the warp, from its first one on
+  int step;           // the first one in the order of the scan
+  int position;       // of the slice in a shared-memory row in the order of memory
+  int channels_left;  // of the warp, from its first channel on
 
-  /// `like` is one of the arrays.
+  /// `like` is any of the arrays.
   template <int kItems>
   static __device__ __forceinline__ LaneSlice make(LaneMap map, const RowArray& like, int lane,
                                                    int channels_left) {
-    constexpr int kLanes = kWarpSize / kItems;  // of a channel
+    constexpr int kLanes = kWarpSize / kItems;  // per channel
     LaneSlice slice{map,  like.step < 0, like.dtype == DType::kBFloat16, 0, lane,
                     lane, channels_left};
     if (map == LaneMap::kSteps) {
       slice.channel = lane / kLanes;
       slice.step = lane % kLanes * kItems;
       slice.position = slice.is_backward ? kChunk - kItems - slice.step : slice.step;
-      asm volatile("" : "+r"(slice.position));  // not to be computed again for every chunk
+      asm volatile("" : "+r"(slice.position));  // so that it is not recomputed for every chunk
     } else if (map == LaneMap::kStepPairs) {
       slice.channel = lane % 2 * (kItems / 2);
       slice.step = slice.position = lane / 2 * 2;
@@ -45,14 +45,15 @@ struct LaneSlice {
     return map == LaneMap::kSteps || map == LaneMap::kStepPairs ||
            (map == LaneMap::kChannels && rows.has_vectors);
   }
-  /// Whether the lane holds anything in a chunk from which on `steps` steps are left.
+  /// Returns whether any of the lane's values exists in a chunk that starts when `steps` steps are
+  /// left.
   __device__ __forceinline__ bool exists(int steps) const {
     return channel < channels_left && step < steps;
   }
 };
 
-/// What a lane has loaded, packed where it came as vectors, else one element a word. kSize: bytes
-/// of an element, 2 or 4.
+/// The raw words of a lane's values: packed if they were loaded as vectors, else one element per
+/// word.
 template <int kItems>
 struct RawSlice {
   uint32_t words[kItems];
@@ -62,11 +63,12 @@ struct Slice {
   float v[kItems];
 };
 
-/// This says where a lane stands in an array: the lowest address of its slice of the chunk.
+/// A lane's position in an array: the lowest address of its slice of a chunk. kSize is the size of
+/// an element in bytes, 2 or 4.
 template <int kItems, int kSize>
 class RowCursor {
  public:
-  /// `first_channel` is the warp's; the cursor begins at chunk `chunk`.
+  /// Starts at chunk `chunk`. `first_channel` is that of the warp.
   __device__ __forceinline__ RowCursor(const RowArray& rows, const LaneSlice& slice, int64_t batch,
                                        int64_t first_channel, int64_t chunk)
       : address_(rows.data + batch * rows.batch + (first_channel + slice.channel) * rows.channel +
@@ -74,30 +76,30 @@ class RowCursor {
     if (slice.map == LaneMap::kSteps && rows.step < 0) address_ -= (kItems - 1) * kSize;
   }
 
-  /// Stands at the lowest address of a slice.
+  /// Starts at the lowest address of a slice.
   explicit __device__ __forceinline__ RowCursor(char* address) : address_(address) {}
 
-  /// Moves to the chunk `chunks` further on, which may be negative.
+  /// Moves forward by `chunks` chunks, which may be negative.
   __device__ __forceinline__ void advance(const RowArray& rows, int chunks = 1) {
     address_ += chunks * kChunk * rows.step;
   }
 
-  /// Moves so many steps, which may be negative.
+  /// Moves forward by `steps` steps, which may be negative.
   __device__ __forceinline__ void advance_steps(const RowArray& rows, int steps) {
     address_ += steps * rows.step;
   }
 
-  /// This is for who knows how far apart chunks lie.
+  /// Moves by bytes, for callers that know the distance between chunks.
   __device__ __forceinline__ void advance_bytes(int bytes) { address_ += bytes; }
 
-  /// Starts loading; what does not exist is zero.
+  /// Starts loading. Missing values are zero.
   __device__ __forceinline__ RawSlice<kItems> fetch(const RowArray& rows, const LaneSlice& slice,
                                                     int steps) const {
     RawSlice<kItems> raw{};
     fetch_into(rows, slice, steps, raw);
     return raw;
   }
-  /// Fetches into values that stay as they are where nothing exists.
+  /// Starts loading into `raw`, whose words stay unchanged if none of the lane's values exists.
   __device__ __forceinline__ void fetch_into(const RowArray& rows, const LaneSlice& slice,
                                              int steps, RawSlice<kItems>& raw) const {
     if (!slice.exists(steps)) return;
@@ -125,14 +127,14 @@ class RowCursor {
     }
   }
 
-  /// Starts loading what lies in memory as vectors.
+  /// Starts loading a slice that is one vector in memory.
   __device__ __forceinline__ void load(RawSlice<kItems>& raw) const {
     const auto pack = load_pack<uint32_t, kWords>(reinterpret_cast<const uint32_t*>(address_));
 #pragma unroll
     for (int i = 0; i < kWords; ++i) raw.words[i] = pack.v[i];
   }
 
-  /// Brings a whole chunk's slice to the L2 cache.
+  /// Prefetches the slice of a whole chunk into the L2 cache.
   __device__ __forceinline__ void prefetch(const RowArray& rows, const LaneSlice& slice) const {
     const int stride = static_cast<int>(rows.channel);
 #pragma unroll
@@ -144,7 +146,7 @@ class RowCursor {
     }
   }
 
-  /// Prefetches a slice that lies together.
+  /// Prefetches a slice that is contiguous in memory.
   __device__ __forceinline__ void prefetch_here() const {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address_));
   }
@@ -183,7 +185,7 @@ class RowCursor {
     }
   }
 
-  /// What lies in memory as vectors.
+  /// The words of a slice that is one vector in memory.
   static constexpr int kWords = kItems * kSize / 4;
   using Words = Pack<uint32_t, kWords>;
 
@@ -198,7 +200,7 @@ class RowCursor {
     store_pack(reinterpret_cast<uint32_t*>(address_), words);
   }
 
-  /// The values of a slice, in the order of memory.
+  /// Returns the values of a slice, in the order of memory.
   static __device__ __forceinline__ Slice<kItems> to_values(const RowArray& rows,
                                                             const LaneSlice& slice,
                                                             const RawSlice<kItems>& raw) {
@@ -226,7 +228,7 @@ class RowCursor {
  private:
   using Element = Vector<kSize>;
 
-  static constexpr int kHalfWords = kWords / 2;  // of a step in LaneMap::kStepPairs
+  static constexpr int kHalfWords = kWords / 2;  // per step with LaneMap::kStepPairs
   static constexpr bool kHasPairs = kHalfWords > 0;
 
   __device__ __forceinline__ void fetch_pairs(const RowArray& rows, bool both,
@@ -276,7 +278,8 @@ class RowCursor {
     });
   }
 
-  /// The i-th channel's. From an unsigned stride of 32 bits that is one instruction.
+  /// Returns the address of the i-th channel's element. With an unsigned 32-bit stride, this is one
+  /// instruction.
   __device__ __forceinline__ char* element_address(const RowArray& rows, int i) const {
     return address_ + static_cast<uint64_t>(static_cast<uint32_t>(rows.channel)) * i;
   }
@@ -292,12 +295,13 @@ __device__ __forceinline__ Slice<kItems> reversed(const Slice<kItems>& values) {
   return result;
 }
 
-/// The order of a row in shared memory. A scan that takes rows in the order of memory has code for
-/// each direction; turning slices round here costs a few instructions a value in either.
+/// The order of a row in shared memory. A scan that takes rows in the order of memory needs code
+/// for each direction; reversing slices here would cost a few instructions per value in both
+/// directions.
 enum class SharedOrder : int8_t { kScan, kMemory };
 
-/// Four floats to shared memory by one access. Of values that come from several branches the
-/// compiler makes four stores, with bank conflicts.
+/// Stores four floats to shared memory with one access. If the values come from several branches,
+/// the compiler would otherwise emit four stores, with bank conflicts.
 __device__ __forceinline__ void store_whole(float* row, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(row))),
@@ -305,7 +309,7 @@ __device__ __forceinline__ void store_whole(float* row, float a, float b, float 
                : "memory");
 }
 
-/// Stores a slice in the warp's [channel][step] rows in shared memory, which are kRowStride apart.
+/// Stores a slice to the warp's [channel][step] rows in shared memory, whose stride is kRowStride.
 template <SharedOrder kOrder = SharedOrder::kScan, int kItems>
 __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Slice<kItems>& values,
                                                 float* rows) {
@@ -332,7 +336,7 @@ __device__ __forceinline__ void slice_to_shared(const LaneSlice& slice, const Sl
     for (int i = 0; i < kItems; ++i) rows[i * kRowStride + slice.step] = values.v[i];
   }
 }
-/// Writes zero to what of a slice does not exist for being behind the last step.
+/// Writes zeros for the steps of a slice that lie past the last step.
 template <int kItems>
 __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int steps,
                                                     float* rows) {
@@ -345,7 +349,7 @@ __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int 
     }
   }
 }
-/// The sum of kPlanes such arrays, `plane` floats apart.
+/// Returns the sum of the slices of kPlanes such arrays, which are `plane` floats apart.
 template <int kItems, int kPlanes = 1, SharedOrder kOrder = SharedOrder::kScan>
 __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slice,
                                                            const float* rows, int plane = 0) {

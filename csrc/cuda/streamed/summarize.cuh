@@ -1,18 +1,18 @@
-// What each segment of time does to the states that enter it, for the streamed forward scan of few
-// channels: x → factor·x + offset.
+// The maps of the segments of time for the streamed forward scan of few channels. Each maps the
+// state that enters a segment to the one that leaves it: x → factor·x + offset.
 //
-// Mapping. A block owns kWarpSize channels of one group and one segment, or where groups are
-// smaller the channels of several, and has a warp for each part of the states: lane = channel. In
-// the other role, each warp makes the rows of Δ and Δ·u of its share of the channels, which all
-// warps then read; these rows are double-buffered, with one barrier a chunk. A warp copies its own
-// part of B with cp.async, one chunk ahead.
+// Mapping. A block owns one segment and kWarpSize channels of one group or, if groups are smaller,
+// the channels of several groups. It has one warp for each part of the states, in which lane =
+// channel. In its other role, each warp computes the rows of Δ and Δ·u of its share of the
+// channels, which all warps then read. These rows are double-buffered, with one barrier per chunk.
+// A warp copies its own part of B with cp.async, one chunk ahead.
 //
-// Chunks are taken last one first. The state that a chunk leaves, from zero, counts as much as the
-// product of abar behind it; once that is below the smallest normal number for all of a warp's
-// states, what came before has been forgotten, and the warp has nothing left to add. When no warp
-// has, the block ends. Parts of the states with faster poles end sooner.
+// Chunks are taken last one first. The state that a chunk produces from zero is weighted with the
+// product of abar over all later chunks. Once this product is below the smallest normal number for
+// all of a warp's states, all earlier steps have been forgotten, and the warp has nothing left to
+// add. The block ends when no warp has. Parts of the states with faster poles end sooner.
 //
-// Shared memory: two buffers of Δ rows and Δ·u rows, then per warp two of B of every group.
+// Shared memory: two buffers of Δ rows and Δ·u rows, then two buffers per warp of B of every group.
 //
 // Bound by: the special-function unit.
 #pragma once
@@ -28,17 +28,17 @@ struct ForwardSummaryShape {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   static constexpr int kThreads = kWarpSize * Shape::kLanes;
   static constexpr int kBuffers = 2;
-  static constexpr int kRows = kWarpSize * kRowStride;           // of Δ or Δ·u
-  static constexpr int kPart = kChunk * kStates + Shape::kQuad;  // of B; groups in other banks
-  static constexpr int kMostGroups = kStates * sizeof(T) <= 16 ? 4 : 1;  // of a block
+  static constexpr int kRows = kWarpSize * kRowStride;           // floats of the rows of Δ or Δ·u
+  static constexpr int kPart = kChunk * kStates + Shape::kQuad;  // of B; spreads groups over banks
+  static constexpr int kMostGroups = kStates * sizeof(T) <= 16 ? 4 : 1;  // per block
   static constexpr int bytes(int groups) {
     return kBuffers * (2 * kRows * static_cast<int>(sizeof(float)) +
                        groups * Shape::kLanes * kPart * static_cast<int>(sizeof(T)));
   }
-  static constexpr int kBlocks = kStates <= 4 ? 768 / kThreads : 384 / kThreads;  // at a time
+  static constexpr int kBlocks = kStates <= 4 ? 768 / kThreads : 384 / kThreads;  // resident
 };
 
-/// What fp32 keeps of a state after it was multiplied by this is nothing or next to nothing.
+/// Returns whether a state multiplied by this factor leaves nothing, or next to nothing, in fp32.
 __device__ __forceinline__ bool is_forgotten(float factor) {
   constexpr float kSmallestNormal = 1.17549435e-38f;
   return fabsf(factor) < kSmallestNormal;
@@ -47,15 +47,15 @@ __device__ __forceinline__ bool is_forgotten(Complex<float> factor) {
   return is_forgotten(factor.re) && is_forgotten(factor.im);
 }
 
-/// A lane's states from zero through a whole chunk, and the product of abar. `B` is the warp's part
-/// of it, [step][state].
+/// Takes a lane's states from zero through a whole chunk, and computes the product of abar. `B` is
+/// the warp's part of B, [step][state].
 template <Method kMethod, class T, int kStates, class Constants>
 __device__ __forceinline__ void summarize_chunk(const float* delta_row, const float* delta_u_row,
                                                 const T* B, const Constants (&constants)[kStates],
                                                 T (&h)[kStates], T (&factor)[kStates]) {
   constexpr bool kIsExponential = Formula<kMethod>::kAbarIsExponential;
   constexpr int kQuad = 16 / static_cast<int>(sizeof(T));
-  float sum = 0;  // of Δ
+  float sum = 0;  // over Δ
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     h[s] = T{};
@@ -91,9 +91,9 @@ __device__ __forceinline__ void summarize_chunk(const float* delta_row, const fl
   }
 }
 
-/// kPacked: chunks are those of packed sequences. What comes before the last sequence that begins
-/// in a segment does not leave it, so that is where the way ends; nor does anything where that
-/// sequence ends with the segment.
+/// kPacked: the chunks are those of packed sequences. Steps before the last sequence that begins in
+/// a segment do not affect the state that leaves the segment, so the walk ends there. If that
+/// sequence also ends with the segment, no state leaves the segment.
 template <class T, int kStates, int kLaneBits, int kSize, LaneMap kMap, Method kMethod,
           ForwardKind kKind>
 __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kThreads,
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
     if (item.chunks > 0) now = packed_chunks[last_chunk];
     if (item.chunks == 0 || now.is_last) {
       if (lane < item.channels) {
-        // A sequence may go on behind a segment that is empty.
+        // A sequence may continue after an empty segment, which passes on what enters it.
         const auto factor = item.chunks == 0 ? ones<T, kStates>() : no_factor<T, kStates>();
         const Pack<T, kStates> offset{};
         const int64_t channel = item.first_channel + lane;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
     }
   }
 
-  // The warp stands here as one that makes rows.
+  // From here on: the warp in its role of computing rows.
   const int left = item.channels - warp * Shape::kChannels;
   const int row_channels = left < 0 ? 0 : left < Shape::kChannels ? left : Shape::kChannels;
   const int64_t first_channel = item.first_channel + warp * Shape::kChannels;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
   const Channels bias(params.delta_bias, slice,
                       Channels::load(params.delta_bias, first_channel, slice, lane));
 
-  // The warp stands here as one that has states.
+  // From here on: the warp in its role of holding states.
   const int part = warp;
   const int64_t channel = item.first_channel + lane;
   const bool exists = lane < item.channels;
@@ -268,10 +268,10 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
       bool is_lane_done = true;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) {
-        // Also where other lanes go on: what they hold must not show.
+        // Skipped even if other lanes go on, so that the result does not depend on their values.
         if (is_forgotten(factor[s])) continue;
         offset[s] = apply_map(factor[s], offset[s], h[s]);
-        // Nothing is left of what enters such a chunk, whatever comes behind.
+        // If it is forgotten, nothing that enters this chunk remains, whatever the later chunks do.
         const T product = apply_map(factor[s], T{}, chunk_factor[s]);
         factor[s] = is_forgotten(product) ? T{} : product;
         is_lane_done &= is_forgotten(factor[s]);
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
   }
 
   if constexpr (kPacked) {
-    // A product with 0 would let through what is not finite from one sequence to another.
+    // A product with 0 would pass non-finite values from one sequence to another.
     const auto none = no_factor<T, kStates>();
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
@@ -319,7 +319,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   using Summary = ForwardSummaryShape<T, kStates, kLaneBits>;
   ForwardArgs args = whole;
   ForwardParams& params = args.params;
-  // A block takes as many groups for one as there are lanes for.
+  // A block treats as many groups as one as it has lanes for.
   int tile_groups = 1;
   while (!params.packed.present() && 2 * tile_groups <= Summary::kMostGroups &&
          params.groups % 2 == 0 && 2 * (params.dim / params.groups) <= kWarpSize) {
@@ -327,7 +327,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
     tile_groups *= 2;
   }
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
-  // The last one of packed sequences' segments has no place of its own.
+  // The last of packed sequences' segments has no fixed place.
   const bool takes_all = params.packed.present() || args.summarizes_all;
   const int64_t segments = takes_all ? args.segments : args.segments - 1;
   const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,

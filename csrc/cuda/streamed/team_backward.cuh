@@ -1,16 +1,16 @@
-// The streamed backward scan of more than 16 real states a channel, by teams of warps.
+// The streamed backward scan of more than 16 real states per channel, by teams of warps.
 //
-// Mapping. A warp holds 16 states of 8 channels, as the warps of backward.cuh do; so tensor
-// cores sum dB and dC over 8 channels. A team of as many warps as it takes to hold all states
-// shares its channels, and a block is as many teams as make up to kMaxWarps warps. Warps with the
-// same slice of the states, one of each team, add up what they have of dB and dC.
+// Mapping. A warp holds 16 states of 8 channels, as in backward.cuh, so that tensor cores sum dB
+// and dC over 8 channels. A team consists of as many warps as it takes to hold all states of its
+// channels, and a block of as many teams as fit into kMaxWarps warps. The warps of different teams
+// that hold the same slice of the states add up their sums of dB and dC.
 //
-// A chunk: the warps of a team share the work of filling its rows, two channels at a time, and wait
-// for each other. Then each sweeps its states as in backward.cuh, and leaves the sums over its
-// lanes of du's, ddelta's and y's parts. When all have done so, the warp that has filled a row adds
-// these over the warps, fills it again, and stores the gradients.
+// For each chunk, the warps of a team share the work of filling its rows, two channels at a time,
+// and wait for each other. Then each warp sweeps its states as in backward.cuh, and stores the sums
+// over its lanes of the parts of du, ddelta and y. When all warps have done so, the warp that has
+// filled a row adds these sums over the warps, fills the row again, and stores the gradients.
 //
-// Shared memory: backward_shape.h. Bound by: issue slots, and nearly as much by the data path of
+// Shared memory: backward_shape.h. Bound by: issue slots and, nearly as much, the data path of
 // shared memory.
 #pragma once
 
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   const BlockOrder order(args);
   const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
   const WorkItem& item = work.item;
-  if (work.chunks <= 0) return;  // the other part of the tile has them all, or there is no tile
+  if (work.chunks <= 0) return;  // the tile's other part has them all, or there is no tile
   const int first_added = order.wait(item);
   const int teams = args.geometry.channel_warps;
   const auto layout = TeamLayout<Shape>::make(teams);
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     swept.initialize(kWarps * kWarpSize);
   }
   auto ring = work.ring(args, layout.ring, true);
-  // The kernel in front of this one writes B and C alone of what is read here; those before it are
-  // complete.
+  // Of the data that this kernel reads, the previous kernel writes only B and C; earlier kernels
+  // are complete.
   if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
   ring.start();
   const int64_t target_row =
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       layout.sums + work.slice * Shape::kSumSlots * teams * Shape::kSumBytes, work.team, teams,
       static_cast<float*>(args.workspace.dBC_partials) + target_row * Shape::kRow / 4, work.steps,
       first_added, has_z);
-  // What lies behind the last step is added up, if not used, and has to be numbers.
+  // Parts of steps past the last one enter sums that are never used, and must be finite.
   for (int at = own + Shape::kCheckpoints + work.lane * 16; at < own + Shape::kKept;
        at += kWarpSize * 16) {
     shared_store(at, Pack<float, 4>{});

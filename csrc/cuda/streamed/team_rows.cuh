@@ -1,5 +1,6 @@
-// What teams of warps do per (channel, step), outside the sweeps: rows in shared memory filled for
-// all warps of a team, and the gradients from what the warps have summed up. See team_backward.cuh.
+// The work of teams of warps per (channel, step), outside the sweeps: rows in shared memory, filled
+// for all warps of a team, and gradients, computed from the sums of all warps. See
+// team_backward.cuh.
 #pragma once
 
 #include "backward_rows.cuh"
@@ -7,16 +8,17 @@
 
 namespace selective_scan::cuda::streamed {
 
-/// This says where the sums over a warp's lanes of a group's parts lie: of channel c and steps 2·p
-/// and 2·p + 1, at 64·p bytes; the channels of the later steps in another order, which spreads what
-/// a task reads over the banks.
+/// Returns the offset of the sums over a warp's lanes of a step group's parts: those of steps 2·p
+/// and 2·p + 1 of a channel are adjacent, and those of all channels for one p begin at 64·p bytes.
+/// For the later steps, the order of the channels differs, which spreads the reads of a task over
+/// the banks.
 template <class Shape>
 __device__ __forceinline__ int group_part(int channel, int step) {
   const int pair = step / 2 % (kSweepSteps / 2);
   return pair * Shape::kPartPair + (channel ^ (pair & 2) << 1) * 8 + step % 2 * 4;
 }
 
-/// Sums a group's parts over the lanes of each channel of a warp. A lane takes two steps.
+/// Sums a step group's parts over the lanes of each channel of a warp. A lane takes two steps.
 template <class Shape>
 class GroupSums {
   static_assert(kSweepSteps == 2 * Shape::kParts);
@@ -34,7 +36,8 @@ class GroupSums {
     to_ = opaque(planes + group_part<Shape>(channel, step));
   }
 
-  /// To be called when all lanes have put their parts. They may put those of the next group then.
+  /// To be called when all lanes have stored their parts. Afterwards they may store those of the
+  /// next group.
   __device__ __forceinline__ void run(int group) const {
     Pair sums[3];
     sum_parts<Shape>(from_, from_swizzled_, has_y_, sums);
@@ -51,10 +54,10 @@ class GroupSums {
   bool has_y_;
   int from_;
   int from_swizzled_;
-  int to_;  // of group 0; the others lie before it
+  int to_;  // for group 0; the other groups lie before it
 };
 
-/// The rows that a warp moves, those of a part of its team's channels.
+/// The rows that a warp moves: those of a part of its team's channels.
 template <class Shape, int kSize, Method kMethod, LaneMap kMap>
 class TeamRows {
   static constexpr int kItems = Shape::kRowChannels;
@@ -67,7 +70,7 @@ class TeamRows {
   using Raw = RawSlice<kItems>;
 
  public:
-  /// Begins with chunk `chunk` of the sequence. `channels` and `first_channel` are the team's.
+  /// Starts at chunk `chunk` of the sequence. `channels` and `first_channel` are those of the team.
   __device__ __forceinline__ TeamRows(const BackwardArgs& args, const TeamLayout<Shape>& layout,
                                       int team, int slice, int lane, int channels, int64_t batch,
                                       int64_t first_channel, int64_t chunk)
@@ -80,7 +83,7 @@ class TeamRows {
         slice_(LaneSlice::make<kItems>(kMap, args.row(Row::kU), lane, channels - first_row_)) {
     if (lane < kRowArrays) {
       const RowArray& array = args.rows[lane];
-      // Gradients of a chunk are stored after the one before it was fetched.
+      // A chunk's gradients are stored after the preceding chunk has been fetched.
       const int64_t first_chunk = chunk + (lane >= static_cast<int>(Row::kDu) ? 1 : 0);
       addresses()[lane] = array.data + batch * array.batch +
                           (first_channel + first_row_) * array.channel +
@@ -106,7 +109,7 @@ class TeamRows {
     __syncwarp();
   }
 
-  /// Moves on to the chunk before. Reads of addresses and this must be apart by a __syncwarp().
+  /// Moves on to the preceding chunk. A __syncwarp() must separate this from reads of addresses.
   __device__ __forceinline__ void step_back() const {
     if (lane_ <= kRowArrays) {
       addresses()[lane_] -=
@@ -114,7 +117,7 @@ class TeamRows {
     }
   }
 
-  /// The saved states before the chunk that fetch() takes next: those of the team's first channel.
+  /// Returns the saved states of the team's first channel before the chunk that fetch() takes next.
   __device__ __forceinline__ const char* saved_states() const { return address(kRowArrays); }
 
   /// Starts loading the chunk.
@@ -128,7 +131,7 @@ class TeamRows {
     raw_u_ = load(Row::kU);
   }
 
-  /// Brings the chunk that fetch() takes next to the L2 cache.
+  /// Prefetches the chunk that fetch() takes next into the L2 cache.
   __device__ __forceinline__ void prefetch() const {
     const auto bring = [&](Row which) {
       if constexpr (kAlongSteps) {
@@ -143,7 +146,7 @@ class TeamRows {
     bring(Row::kU);
   }
 
-  /// Computes the rows from what fetch() has loaded.
+  /// Computes the rows from the values that fetch() has loaded.
   __device__ __forceinline__ void convert(int steps) {
     delta_ = values_of(Row::kDelta, raw_delta_);
 #pragma unroll
@@ -152,7 +155,7 @@ class TeamRows {
     if (steps < kChunk || slice_.channels_left < kItems) {
       really_branch();
       if (!slice_.exists(steps)) {
-        // Such a step leaves the state as it is, and nothing of it counts.
+        // A missing step leaves the state unchanged and contributes nothing.
         delta_ = {};
         kept_.slope = {};
       }
@@ -168,7 +171,7 @@ class TeamRows {
     }
   }
 
-  /// Fills the rows.
+  /// Stores the rows to shared memory.
   __device__ __forceinline__ void put() const {
     Values input = kept_.u;
     if constexpr (!kHasIncrements<kMethod>) {
@@ -183,7 +186,8 @@ class TeamRows {
     if (has_z()) keep(kept_.gate, Shape::kKeptGate);
   }
 
-  /// Computes the gradients of the chunk whose rows are filled, when all warps have swept it.
+  /// Computes the gradients of the chunk whose rows are filled. To be called when all warps have
+  /// swept it.
   __device__ __forceinline__ void finish() {
     const Values w_b = sum_over_warps(0);
     const Values x_A = sum_over_warps(1);
@@ -214,7 +218,7 @@ class TeamRows {
     }
   }
 
-  /// Stores them, of the chunk behind the one that was fetched last.
+  /// Stores the gradients, which are those of the chunk after the one that was fetched last.
   __device__ __forceinline__ void store(int steps) const {
     const auto move = [&](Row which, Values values) {
       if (against_memory()) {
@@ -228,7 +232,7 @@ class TeamRows {
     if (has_z()) move(Row::kDz, dz_);
   }
 
-  /// Calls function(channel of the team, dD, ddelta_bias) by one lane for each channel.
+  /// Calls function(channel of the team, dD, ddelta_bias) from one lane for each channel.
   template <class Function>
   __device__ __forceinline__ void each_channel(const Function& function) {
     constexpr int kLanes = kAlongSteps ? kWarpSize / kItems : kWarpSize;  // of a channel
@@ -246,7 +250,7 @@ class TeamRows {
   }
 
  private:
-  /// Channels of which a lane has values: one, or one value of each.
+  /// The channels of which a lane holds values: one channel, or one value of each.
   static constexpr int kOwn = kAlongSteps ? 1 : kItems;
 
   __device__ __forceinline__ bool has_z() const { return args_.row(Row::kZ).present(); }
@@ -256,7 +260,7 @@ class TeamRows {
   __device__ __forceinline__ int64_t state_bytes() const {
     return args_.params.dstate * static_cast<int64_t>(sizeof(float));
   }
-  /// Returns which of the warp's rows a lane's i-th value belongs to.
+  /// Returns the number of the warp's row that a lane's i-th value belongs to.
   __device__ __forceinline__ int channel_of(int i) const {
     return kAlongSteps ? slice_.channel : i;
   }
@@ -280,7 +284,7 @@ class TeamRows {
     }
     return Cursor(address(static_cast<int>(which)) + offset);
   }
-  /// The values are in the order of the scan.
+  /// Returns the values in the order of the scan.
   __device__ __forceinline__ Values values_of(Row which, const Raw& raw) const {
     Values values = Cursor::to_values(args_.row(which), slice_, raw);
     if (against_memory()) {
@@ -323,9 +327,9 @@ class TeamRows {
     return bit_cast<Values>(
         shared_load<float, kItems>(own_ + Shape::kKept + at + lane_ * kItems * 4));
   }
-  /// Adds du's parts (kind 0), ddelta's (1) or y's (2).
+  /// Sums the warps' parts of du (kind 0), ddelta (1) or y (2).
   __device__ __forceinline__ Values sum_over_warps(int kind) const {
-    constexpr int kHeld = kAlongSteps ? 2 : 1;  // values that lie together
+    constexpr int kHeld = kAlongSteps ? 2 : 1;  // contiguous values
     Values sum{};
 #pragma unroll
     for (int i = 0; i < kItems; i += kHeld) {
@@ -344,11 +348,11 @@ class TeamRows {
   }
 
   const BackwardArgs& args_;
-  int team_;        // the team's part of shared memory,
-  int first_warp_;  // its warps' parts
-  int own_;         // and this warp's
+  int team_;        // the team's part of shared memory
+  int first_warp_;  // that of its first warp
+  int own_;         // this warp's part
   int lane_;
-  int first_row_;  // of the team's channels
+  int first_row_;  // the first of this warp among the team's channels
   LaneSlice slice_;
   Raw raw_u_, raw_delta_, raw_z_, raw_dout_;
   Values delta_, dy_;
