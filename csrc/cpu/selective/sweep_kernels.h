@@ -87,8 +87,8 @@ class SharedRows {
 };
 
 /// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to the
-/// sums of a constant, or to the tile of a variable. If lanes share the tile's numbers, their
-/// products are summed.
+/// sums of a constant one or the tile of a variable one. If the lanes share the tile's numbers,
+/// their products are summed first.
 template <int kStates, class State>
 void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<State>& gradient,
                   int64_t n, State* products) {
@@ -124,9 +124,9 @@ void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<Sta
   }
 }
 
-/// Walks kStates states through a chunk, from `states` to the last states, which replace them, and
-/// adds Re(Σ C·h) to y if kHasOutput. If kHasMap, the offsets of the states' map take the same
-/// walk, without lambdas, which would keep them in memory. Calls keep(t, j, h, kept) at every step.
+/// Walks kStates states through a chunk, replaces `states` by the last ones, and adds Re(Σ C·h) to
+/// y if kHasOutput. If kHasMap, the offsets of the states' map are walked alike, and without
+/// lambdas, which would keep them in memory. Calls keep(t, j, h, kept) at every step.
 template <class Form, class Math, int kStates, bool kHasOutput, bool kHasMap, class State,
           class Rows, class Keep>
 SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas,
