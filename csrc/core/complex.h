@@ -128,7 +128,7 @@ SELECTIVE_SCAN_HD R norm(R a) {
   return a * a;
 }
 
-/// Re(a·conj(b)): half the work of the product.
+/// Re(a·conj(b)), with half the work of the product.
 template <class R>
 SELECTIVE_SCAN_HD R real_of_product_conj(Complex<R> a, Complex<R> b) {
   return a.re * b.re + a.im * b.im;

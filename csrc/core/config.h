@@ -28,11 +28,11 @@ SELECTIVE_SCAN_HD constexpr auto round_up(A value, B multiple) {
 }
 
 /// The forward pass saves the state after every kStateChunk steps (but not after the last chunk);
-/// the backward pass recomputes the states between. This bounds what is saved to
+/// the backward pass recomputes the states in between. This limits the saved states to
 /// batch·dim·dstate·seqlen / kStateChunk values.
 constexpr int64_t kStateChunk = 32;
 
-/// Number of states saved along a sequence: those at the inner chunk boundaries.
+/// Returns the number of states saved along a sequence: those at the inner chunk boundaries.
 SELECTIVE_SCAN_HD int64_t num_saved_states(int64_t seqlen) {
   return seqlen > 0 ? (seqlen - 1) / kStateChunk : 0;
 }

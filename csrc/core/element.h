@@ -1,4 +1,4 @@
-// Array elements whose type is known at run time.
+// Array elements whose type is known only at run time.
 #pragma once
 
 #include <type_traits>

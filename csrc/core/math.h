@@ -17,7 +17,7 @@
 
 namespace selective_scan {
 
-/// Above this, softplus is the identity (as in PyTorch).
+/// Above this threshold softplus is the identity (as in PyTorch).
 constexpr double kSoftplusThreshold = 20;
 
 constexpr double kLog2e = 1.4426950408889634074;

@@ -61,7 +61,7 @@ struct PrefillParams : ForwardParams {
     return first_position(sequence) / checkpoint_every + index;
   }
 
-  /// Returns the largest number of checkpoints that all sequences can have together, whatever their
+  /// Returns an upper bound on the number of checkpoints of all sequences together, whatever their
   /// boundaries and positions.
   SELECTIVE_SCAN_HD int64_t checkpoint_candidates() const {
     return checkpoint_every == 0 ? 0 : packed.total / checkpoint_every + packed.count;

@@ -80,7 +80,7 @@ struct StepParams : SlotRule {
   ArrayView hidden;      // (batch, step, channel)
   ArrayView out;         // (batch, step, channel), with dim or vocabulary channels
   ArrayView conv_state;  // for every layer, at its own pointer: (slot, channel, step)
-  ArrayView state;       // likewise (slot, channel, state)
+  ArrayView state;       // for every layer, at its own pointer: (slot, channel, state)
 
   IndexArray slot_indices;  // (batch), optional: without them batch entry b has slot b
 

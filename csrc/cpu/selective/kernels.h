@@ -27,7 +27,8 @@ struct BackwardPartials {
 /// The kernels of one compute type, real or complex, for all methods.
 struct Kernels {
   int64_t lanes;  // of a vector
-  /// Each kernel comes with a function that returns its scratch bytes for blocks up to this size.
+  /// Each kernel comes with a function for the scratch bytes that it needs for blocks no larger
+  /// than `block`.
   int64_t (*forward_scratch_bytes)(const ForwardParams& params, const Block& block);
   void (*forward)(const ForwardParams& params, const Block& block, void* scratch);
   int64_t (*backward_scratch_bytes)(const BackwardParams& params, const Block& block);

@@ -28,7 +28,7 @@ struct StepTask {
   int64_t count = 0;
 };
 
-/// What a thread keeps from one of its tasks to the next.
+/// The data that a thread keeps from one of its tasks to the next.
 struct StepWorker {
   static constexpr int64_t kNone = -1;
 
