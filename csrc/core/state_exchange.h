@@ -1,8 +1,8 @@
 // A pass over one part of a sequence's steps, while the other parts are scanned elsewhere.
 //
-// The pass first computes and reports the map that its steps apply to the entering state, and
-// receives the entering state in return. Kernels that cut time into segments compute every
-// segment's map anyway, so the exchange takes place in the middle of the pass.
+// The pass first reports the map that its steps apply to the entering state, and receives that
+// state in return. Kernels that cut time into segments compute every segment's map anyway, so the
+// exchange takes place in the middle of the pass.
 #pragma once
 
 #include <functional>

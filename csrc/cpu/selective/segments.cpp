@@ -7,9 +7,9 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// The approximate length of a segment if segments are lanes, provided that sequences are long
-/// enough for several sets of segments. A segment's map costs as much as a few steps, and a set is
-/// the smallest unit that a thread can take.
+/// The approximate length of segments that are lanes, if sequences are long enough for several sets
+/// of them. A segment's map costs a few steps' worth, and a set is the least that a thread can
+/// take.
 constexpr int64_t kLaneSteps = 2 * kStateChunk;
 
 /// Segments must fill this many times as many lanes as channels do, since they take more work.
@@ -18,7 +18,7 @@ constexpr int64_t kWorthwhileGain = 2;
 /// Fewer chains than this may leave threads without work.
 constexpr int64_t kFewChains = 16;
 /// With few chains, segments have at least this many steps, which hides the fixed costs of each,
-/// and at most this many segments exist, which is enough for the threads of a large machine.
+/// and number at most this many, enough for the threads of a large machine.
 constexpr int64_t kChainSteps = 16 * kStateChunk;
 constexpr int64_t kMostSegments = 64;
 /// Fewer segments would gain nothing, since the first and the last one wait for each other.
@@ -58,9 +58,8 @@ void store_row(const ArrayView& view, int64_t batch, int64_t channel, int64_t ds
   }
 }
 
-/// Computes the boundaries from the maps of segments `begin` to `end` - 1, in the order of the
-/// pass. Row s of the boundaries is before segment s. Each map's offset lies where its result goes:
-/// after the segment if `forward`, else before it.
+/// See join_segments(). Row s of the boundaries is before segment s. Each map's offset lies where
+/// its result goes: after the segment if `forward`, else before it.
 template <class T>
 void join(const ScanParams& params, const Segmentation& segmentation, int64_t batch,
           int64_t channel, int64_t begin, int64_t end, bool forward, const ArrayView& first,
