@@ -6,8 +6,8 @@
 
 namespace selective_scan {
 
-/// Returns factor·entering + offset, the state after a stretch of steps that the state `entering`
-/// enters. A state of 0 skips the product, since the factor may have overflown.
+/// Returns factor·entering + offset, the state after a stretch of steps that begins with the state
+/// `entering`. For a state of 0 the product is skipped, since the factor may have overflowed.
 template <class R>
 SELECTIVE_SCAN_HD R apply_map(R factor, R offset, R entering) {
   return entering == 0 ? offset : factor * entering + offset;

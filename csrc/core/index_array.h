@@ -62,7 +62,7 @@ struct PackedSequences {
     return reversed ? total - first(sequence) : last(sequence);
   }
 
-  /// The begin of the first sequence and the end of the last one, in the order of the scan.
+  /// Return where the first sequence begins and the last one ends, in the order of the scan.
   SELECTIVE_SCAN_HD int64_t first_begin() const {
     return count == 0 ? total : begin(reversed ? count - 1 : 0);
   }
