@@ -1,4 +1,4 @@
-// What a stretch of steps does to the state of a linear recurrence.
+// The affine map that a stretch of steps applies to the state of a linear recurrence.
 #pragma once
 
 #include "complex.h"
@@ -6,8 +6,8 @@
 
 namespace selective_scan {
 
-/// What becomes of `entering` in a part of the sequence that maps x to factor·x + offset. Such a
-/// part may grow by a factor that overflows while what enters is still 0.
+/// Returns factor·entering + offset, the state after a stretch of steps that begins with the state
+/// `entering`. For a state of 0 the product is skipped, since the factor may have overflowed.
 template <class R>
 SELECTIVE_SCAN_HD R apply_map(R factor, R offset, R entering) {
   return entering == 0 ? offset : factor * entering + offset;
@@ -17,7 +17,7 @@ SELECTIVE_SCAN_HD Complex<R> apply_map(Complex<R> factor, Complex<R> offset, Com
   return entering.re == 0 && entering.im == 0 ? offset : factor * entering + offset;
 }
 
-/// What a stretch of steps does to the state: h -> product·h + offset.
+/// The map h -> product·h + offset that a stretch of steps applies to the state.
 template <class T>
 struct AffineMap {
   T product;
@@ -27,7 +27,7 @@ struct AffineMap {
   SELECTIVE_SCAN_HD T operator()(T state) const { return apply_map(product, offset, state); }
 };
 
-/// First `first`, then `second`.
+/// Composes two maps: `first` is applied first, then `second`.
 struct Compose {
   template <class T>
   SELECTIVE_SCAN_HD AffineMap<T> operator()(const AffineMap<T>& first,

@@ -13,7 +13,8 @@ struct Complex {
   R im;
 };
 
-/// The real type behind T, and the scalar behind a vector type (which specializes ScalarOf).
+/// The real type of the components of T, and the scalar type of a vector's lanes (vector types
+/// specialize ScalarOf).
 template <class T>
 struct RealOf {
   using type = T;
@@ -37,13 +38,13 @@ constexpr bool is_complex_v = false;
 template <class R>
 constexpr bool is_complex_v<Complex<R>> = true;
 
-/// A constant of the real type of T.
+/// Returns a constant of the real type of T.
 template <class T>
 SELECTIVE_SCAN_HD real_t<T> constant(double value) {
   return real_t<T>(static_cast<scalar_t<T>>(value));
 }
 
-/// The number 1 as a T.
+/// Returns the number 1 as a T.
 template <class T>
 SELECTIVE_SCAN_HD T one() {
   if constexpr (is_complex_v<T>) {
@@ -87,7 +88,7 @@ SELECTIVE_SCAN_HD Complex<R>& operator+=(Complex<R>& a, Complex<R> b) {
   return a;
 }
 
-/// a·b + c, in an order in which every multiplication fuses with an addition.
+/// a·b + c, in an order in which every multiplication can fuse with an addition.
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> multiply_add(Complex<R> a, Complex<R> b, Complex<R> c) {
   return {(c.re + a.re * b.re) - a.im * b.im, (c.im + a.re * b.im) + a.im * b.re};
@@ -97,7 +98,7 @@ SELECTIVE_SCAN_HD R multiply_add(R a, R b, R c) {
   return a * b + c;
 }
 
-// What lets one formula serve real and complex numbers.
+// The same functions for real and complex numbers, so that one formula serves both.
 
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> conj(Complex<R> a) {
@@ -127,7 +128,7 @@ SELECTIVE_SCAN_HD R norm(R a) {
   return a * a;
 }
 
-/// Re(a·conj(b)): half the work of the product.
+/// Re(a·conj(b)), with half the work of the product.
 template <class R>
 SELECTIVE_SCAN_HD R real_of_product_conj(Complex<R> a, Complex<R> b) {
   return a.re * b.re + a.im * b.im;
@@ -137,7 +138,7 @@ SELECTIVE_SCAN_HD R real_of_product_conj(R a, R b) {
   return a * b;
 }
 
-/// condition ? a : b, by lane where the condition is a vector's.
+/// condition ? a : b, lane by lane for a vector condition.
 template <std::floating_point R>
 SELECTIVE_SCAN_HD R select(bool condition, R a, R b) {
   return condition ? a : b;

@@ -1,4 +1,4 @@
-// Figures that several parts share, each named once, and rounding up.
+// Constants that several parts share, and integer division rounded up.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,35 @@
 
 namespace selective_scan {
 
-/// a / b rounded up, of a >= 0 and b > 0.
+/// a / b rounded up, for a >= 0 and b > 0.
 template <class A, class B>
 SELECTIVE_SCAN_HD constexpr auto ceil_div(A a, B b) {
   return (a + b - 1) / b;
 }
 
-/// The smallest multiple that is no less than `value`.
+/// Returns the smallest multiple of `multiple` that is at least `value`.
 template <class A, class B>
 SELECTIVE_SCAN_HD constexpr auto round_up(A value, B multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
 /// The forward pass saves the state after every kStateChunk steps (but not after the last chunk);
-/// the backward pass recomputes the states between. This bounds what is saved to
+/// the backward pass recomputes the states in between. This limits the saved states to
 /// batch·dim·dstate·seqlen / kStateChunk values.
 constexpr int64_t kStateChunk = 32;
 
-/// Number of states saved along a sequence: those at the inner chunk boundaries.
+/// Returns the number of states saved along a sequence: those at the inner chunk boundaries.
 SELECTIVE_SCAN_HD int64_t num_saved_states(int64_t seqlen) {
   return seqlen > 0 ? (seqlen - 1) / kStateChunk : 0;
 }
 
-/// The number of a packed sequence's first saved state, of all those that num_saved_states() of all
-/// steps counts: sequences that lie behind one another have none in common.
+/// Returns the index of a packed sequence's first saved state among those that num_saved_states()
+/// of all steps counts. Consecutive sequences share no saved state.
 SELECTIVE_SCAN_HD int64_t first_saved_state(int64_t first_step) {
   return first_step / kStateChunk;
 }
 
-/// This is kStateChunk of the adaptive unitary scan, whose angles are recomputed in slabs of whole
+/// The kStateChunk of the adaptive unitary scan, whose angles are recomputed in slabs of whole
 /// chunks.
 constexpr int64_t kUnitaryStateChunk = 64;
 

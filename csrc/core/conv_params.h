@@ -1,26 +1,26 @@
-// What the kernels of the depthwise causal convolution are given. With W = width, for every channel
+// The parameters of the depthwise causal convolution's kernels. With W = width, for every channel
 //
 //   pre[t] = bias + Σ_k weight[k]·x[t - (W-1) + k]          k = 0 ... W-1
 //   out[t] = silu(pre[t]), or pre[t] itself
 //
-// where x at the W - 1 steps before a sequence's first is initial_states, or 0. The last state is
-// x, so continued backwards, at the W - 1 steps up to the sequence's last. The backward pass
-// computes pre again. With g[t] = dout[t]·silu'(pre[t]), of one sequence,
+// where x at the W - 1 steps before a sequence's first step is initial_states, or 0. The final
+// state is x, extended to the left in this way, at the sequence's last W - 1 steps. The backward
+// pass recomputes pre. With g[t] = dout[t]·silu'(pre[t]), for one sequence,
 //
-//   dx[t]      = Σ_k weight[k]·g[t + (W-1) - k]             and its part of dfinal_states
+//   dx[t]      = Σ_k weight[k]·g[t + (W-1) - k]             plus the gradient from dfinal_states
 //   dweight[k] = Σ_t g[t]·x[t - (W-1) + k]                  over all sequences
 //   dbias      = Σ_t g[t]
 //
 // and dinitial_states is dx at the steps before the first.
 //
-// A batch entry is one sequence, unless it is divided:
-//  - by seq_idx, whose runs of equal indices are sequences without states; a step whose index is
-//    negative belongs to none.
-//  - by cu_seqlens, with a batch of 1; see PackedSequences. States are those of its sequences.
-// For a step that belongs to no sequence, out and dx are 0, and it adds nothing to any sum.
+// A batch entry is one sequence, unless one of these arrays divides it:
+//  - seq_idx: each run of equal indices is a sequence without states. A step with a negative index
+//    belongs to no sequence.
+//  - cu_seqlens, with a batch of 1: see PackedSequences. Each of its sequences has states.
+// At a step that belongs to no sequence, out and dx are 0, and the step adds nothing to any sum.
 //
-// As in params.h the caller has validated everything but the values of seq_idx and cu_seqlens, and
-// a dimension that a tensor lacks, or that has the size 1, may have any stride.
+// As in params.h the caller has validated everything but the values of seq_idx and cu_seqlens. A
+// dimension that a tensor lacks, or whose size is 1, may have any stride.
 #pragma once
 
 #include <cstdint>
@@ -39,15 +39,16 @@ struct ConvParams {
   int64_t dim = 0;
   int64_t seqlen = 0;
   int64_t width = 0;      // 1 ... kMaxConvWidth
-  int64_t sequences = 0;  // that have states: `batch`, or as many as cu_seqlens bounds
+  int64_t sequences = 0;  // with states: `batch`, or the number that cu_seqlens bounds
 
   bool silu = false;
   bool is_double = false;
 
   ArrayView x;               // (batch, channel, step)
-  ArrayView weight;          // (channel, step): its steps are the W taps
+  ArrayView weight;          // (channel, step): the steps are the W taps
   ArrayView bias;            // (channel), optional
-  ArrayView initial_states;  // (batch, channel, step): sequences, their W - 1 steps; optional
+  ArrayView initial_states;  // (batch, channel, step): the W - 1 steps before each sequence;
+                             // optional
 
   IndexArray seq_idx;     // (batch, step), optional
   IndexArray cu_seqlens;  // (sequences + 1), optional; not together with seq_idx
@@ -60,19 +61,19 @@ struct ConvForwardParams : ConvParams {
   explicit ConvForwardParams(const ConvParams& inputs) : ConvParams(inputs) {}
 
   ArrayView out;           // (batch, channel, step)
-  ArrayView final_states;  // as initial_states, optional; never together with seq_idx
+  ArrayView final_states;  // like initial_states, optional; never together with seq_idx
 };
 
 /// The forward pass of packed sequences whose states lie in slots of a pool, (slot, channel, step).
-/// `initial_states` and `final_states` are arrays for the kernels to use: what is in them before
-/// does not matter.
+/// `initial_states` and `final_states` are scratch arrays for the kernels, whose contents are
+/// overwritten.
 struct ConvPrefillParams : ConvForwardParams {
   ConvPrefillParams() = default;
   explicit ConvPrefillParams(const ConvParams& inputs) : ConvForwardParams(inputs) {}
 
   StateSlots slots;
 
-  /// initial_states or final_states as StateSlots has them.
+  /// Returns initial_states or final_states with the strides that StateSlots expects.
   static SELECTIVE_SCAN_HD ArrayView as_states(ArrayView view) {
     view.state = view.step;
     return view;
@@ -85,18 +86,18 @@ struct ConvBackwardParams : ConvParams {
   explicit ConvBackwardParams(const ConvParams& inputs) : ConvParams(inputs) {}
 
   ArrayView dout;           // (batch, channel, step), optional: absent means zero
-  ArrayView dfinal_states;  // as initial_states, optional
+  ArrayView dfinal_states;  // like initial_states, optional
 
   ArrayView dx;               // (batch, channel, step)
   ArrayView dweight;          // (channel, step)
-  ArrayView dbias;            // (channel); present where bias is
-  ArrayView dinitial_states;  // present where initial_states is
+  ArrayView dbias;            // (channel); present if bias is
+  ArrayView dinitial_states;  // present if initial_states is
 };
 
-/// Some steps more of a convolution whose state stays in memory, in place; `seqlen` counts them.
-/// The state of a slot is x at its last state_len steps, state_len >= width - 1. With cache_seqlens
-/// it is a ring: x of step t is at t modulo state_len, and cache_seqlens is the number of steps
-/// before these. For a row whose index is padding no state is read or changed, and its out is 0.
+/// Advances a convolution by `seqlen` steps and updates its state in place. The state in a slot is
+/// x at the last state_len steps, state_len >= width - 1. With cache_seqlens it is a ring buffer: x
+/// of step t is stored at t modulo state_len, and cache_seqlens counts the steps before this call.
+/// For a row whose index is padding no state is read or written, and out is 0.
 struct ConvUpdateParams : ConvParams, SlotRule {
   ConvUpdateParams() = default;
   explicit ConvUpdateParams(const ConvParams& inputs) : ConvParams(inputs) {}
@@ -105,10 +106,10 @@ struct ConvUpdateParams : ConvParams, SlotRule {
   int64_t state_len = 0;
   int64_t pad_slot_id = -1;
 
-  ArrayView conv_state;           // (batch, channel, step): the slots and their steps
+  ArrayView conv_state;           // (batch, channel, step), with the slots as the batch
   ArrayView out;                  // (batch, channel, step); may be x itself
   IndexArray cache_seqlens;       // (batch), optional
-  IndexArray conv_state_indices;  // (batch), optional: else every row has the slot of its number
+  IndexArray conv_state_indices;  // (batch), optional: without them row i has slot i
 
   SELECTIVE_SCAN_HD int64_t slot_of(int64_t row) const {
     return conv_state_indices.present() ? named_slot(conv_state_indices.at(row), *this) : row;

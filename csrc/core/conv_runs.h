@@ -7,18 +7,18 @@
 
 namespace selective_scan {
 
-/// Steps [begin, end) that see each other and no others.
+/// Steps [begin, end) that see each other and no other steps.
 struct Run {
   static constexpr int64_t kNone = PackedSequences::kNone;
 
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t states = kNone;   // the index of its states, or kNone where it has none
-  bool is_padding = false;  // steps of no sequence
+  int64_t states = kNone;   // the index of the run's states, or kNone if it has none
+  bool is_padding = false;  // its steps belong to no sequence
 };
 
-/// The run of a step. One of seq_idx, which has no states, may be cut where width - 1 steps before
-/// `step` are known to belong to it, and at `limit`.
+/// Returns the run that contains `step`. A run of seq_idx, which has no states, may be cut: at
+/// width - 1 steps before `step`, the earliest step that `step` sees, and at `limit`.
 SELECTIVE_SCAN_HD Run run_at(const ConvParams& params, int64_t batch, int64_t step, int64_t limit) {
   if (params.cu_seqlens.present()) {
     const PackedSequences packed = params.packed();
@@ -39,7 +39,7 @@ SELECTIVE_SCAN_HD Run run_at(const ConvParams& params, int64_t batch, int64_t st
   return run;
 }
 
-/// That of a sequence that has states; it may be empty.
+/// Returns the run of a sequence that has states; it may be empty.
 SELECTIVE_SCAN_HD Run run_of(const ConvParams& params, int64_t sequence) {
   if (!params.cu_seqlens.present()) return {0, params.seqlen, sequence, false};
   const PackedSequences packed = params.packed();

@@ -1,4 +1,4 @@
-// Arrays of one type after the other, to be had in another type, or added to others of that.
+// Conversions of contiguous arrays to another dtype, optionally mapped or added to another array.
 #pragma once
 
 #include "dtype.h"
@@ -9,7 +9,7 @@ struct Conversion {
   enum class Map : int8_t { kIdentity, kNegativeExp };
 
   const void* source = nullptr;
-  const void* addend = nullptr;  // to what is mapped, of the target's type, if any
+  const void* addend = nullptr;  // optional, of the target's type: added to the mapped values
   void* target = nullptr;
   int64_t count = 0;
   DType from = DType::kFloat32;
@@ -17,7 +17,7 @@ struct Conversion {
   Map map = Map::kIdentity;
 };
 
-/// Some that one launch does together.
+/// Conversions that one launch performs together.
 struct Conversions {
   static constexpr int kMost = 8;
 

@@ -1,4 +1,4 @@
-// One step of the diagonal scan, forward and backward, for every kernel.
+// One step of the diagonal scan, forward and backward, shared by all kernels.
 #pragma once
 
 #include "complex.h"
@@ -6,8 +6,8 @@
 
 namespace selective_scan {
 
-/// advance() takes the state before a step to the state after it and returns what is written; as a
-/// function of the state it is h -> factor(a)·h + offset(a, x).
+/// advance() replaces the state before a step by the state after it and returns the value to store.
+/// As a function of the state, a step is h -> factor(a)·h + offset(a, x).
 template <class T>
 struct ForwardStep {
   using Value = T;

@@ -1,6 +1,6 @@
 // The discretizations: from a step Δ and a pole A to h[t] = abar·h[t-1] + bbar·B·u.
 //
-// With x = Δ·A every method is abar = a(x), bbar = Δ·b(x):
+// With x = Δ·A every method has abar = a(x) and bbar = Δ·b(x):
 //
 //   zoh        a = exp(x)               b = 1                                truncated.h
 //   highorder  a = exp(x)               b = 1 + x/2                          truncated.h
@@ -9,7 +9,7 @@
 //   foh        a = exp(x)               b = φ1(x) = (exp(x) − 1)/x           exact.h
 //   bilinear   a = (1 + x/2)/(1 − x/2)  b = 1/(1 − x/2)                      tustin.h
 //
-// A seventh method is one more entry in method.h and one more Formula, as formula.h tells.
+// A seventh method takes one more entry in method.h and one more Formula; see formula.h.
 #pragma once
 
 #include "discretization/exact.h"

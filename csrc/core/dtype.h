@@ -20,7 +20,7 @@ SELECTIVE_SCAN_HD constexpr int64_t element_size(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-/// IEEE binary16 and bfloat16 as they lie in memory, without arithmetic.
+/// IEEE binary16 and bfloat16 as stored in memory, without arithmetic.
 struct Half {
   uint16_t bits;
 };
@@ -55,9 +55,10 @@ SELECTIVE_SCAN_HD float to_float(Half value) {
 #if defined(__CUDA_ARCH__)
   return __half2float(__ushort_as_half(value.bits));
 #else
-  // The exponent and mantissa are shifted into place, and the exponent is given float's bias. That
+  // The exponent and mantissa are shifted into place, and the exponent is rebiased for float. This
   // gives subnormal numbers a leading 1 at 2^-15: they are 2·x − 2^-14, which is less than x for
-  // them alone. No float on the way is subnormal, since cpu/ has the processor flush these.
+  // them alone. No intermediate float is subnormal, since cpu/ sets the processor to flush
+  // subnormals.
   const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const float x = bit_cast<float>(magnitude + 0x38000000u);
@@ -90,7 +91,7 @@ SELECTIVE_SCAN_HD Half to_half(float value) {
 #endif
 }
 
-/// Element `index` of an array of `dtype`, as Real (float or double).
+/// Returns element `index` of an array of `dtype` as Real (float or double).
 template <class Real>
 SELECTIVE_SCAN_HD Real load_element(const void* data, DType dtype, int64_t index) {
   switch (dtype) {

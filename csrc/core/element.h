@@ -1,4 +1,4 @@
-// Array elements of a type that is found out at run time.
+// Array elements whose type is known only at run time.
 #pragma once
 
 #include <type_traits>
@@ -8,13 +8,13 @@
 
 namespace selective_scan {
 
-/// Returns where an array, or a section of one, has element `offset`.
+/// Returns the address of element `offset` of an array, or of a section of one.
 template <class Array>
 SELECTIVE_SCAN_HD void* element_at(const Array& array, int64_t offset) {
   return static_cast<char*>(array.data) + offset * element_size(array.dtype);
 }
 
-/// Calls visit with a null pointer of the element type of `dtype`.
+/// Calls `visit` with a null pointer to the element type of `dtype`.
 template <class Visit>
 SELECTIVE_SCAN_HD auto visit_dtype(DType dtype, const Visit& visit) {
   switch (dtype) {

@@ -1,4 +1,4 @@
-// Arrays of integers that say where something lies: boundaries of sequences, slots, lengths.
+// Arrays of integers: sequence boundaries, slots, lengths.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace selective_scan {
 
-/// Integers of 32 or 64 bits, (step) or (batch, step). Strides count elements.
+/// Integers of 32 or 64 bits, indexed by (step) or (batch, step). Strides count elements.
 struct IndexArray {
   const void* data = nullptr;  // null: absent
   bool is_wide = false;        // int64, else int32
@@ -24,25 +24,26 @@ struct IndexArray {
   SELECTIVE_SCAN_HD int64_t at(int64_t step_index) const { return at(0, step_index); }
 };
 
-/// How an index names a slot of a pool; a base of the parameters that have such indices.
+/// How an index names a slot of a pool; a base class of the parameters that have such indices.
 struct SlotRule {
-  /// A slot that there is not, as for padding: nothing is read or written.
+  /// A slot that does not exist, as for padding: nothing is read or written.
   static constexpr int64_t kNoSlot = -1;
 
-  /// Indices that are negative, pad_slot_id or beyond the slots are padding; `Pool` has these two.
+  /// Returns the slot that an index names, or kNoSlot for padding: an index that is negative,
+  /// pad_slot_id or past the last slot. `Pool` has the members slots and pad_slot_id.
   template <class Pool>
   static SELECTIVE_SCAN_HD int64_t named_slot(int64_t index, const Pool& pool) {
     return index < 0 || index >= pool.slots || index == pool.pad_slot_id ? kNoSlot : index;
   }
 };
 
-/// Sequences that lie one behind the other in `total` steps: sequence i has the steps
-/// [boundaries[i], boundaries[i + 1]). Steps before the first boundary or from the last one on
-/// belong to none. Boundaries out of range or of order are moved to where they do no harm: nothing
-/// here leads to a step or a sequence that does not exist.
+/// Sequences packed one after another into `total` steps: sequence i has the steps [boundaries[i],
+/// boundaries[i + 1]). Steps before the first boundary or from the last one on belong to no
+/// sequence. Boundaries that are out of range or out of order are clamped, so that no function here
+/// returns a step or a sequence that does not exist.
 ///
-/// A scan from the last step to the first counts steps from the last one on, as its arrays do; the
-/// sequences, which keep their numbers, then come from the last to the first.
+/// If `reversed`, the scan goes from the last step to the first and counts steps from the last one,
+/// as its arrays do. Sequences keep their numbers, so they then come in descending order.
 struct PackedSequences {
   static constexpr int64_t kNone = -1;
 
@@ -56,12 +57,12 @@ struct PackedSequences {
   SELECTIVE_SCAN_HD int64_t begin(int64_t sequence) const {
     return reversed ? total - last(sequence) : first(sequence);
   }
-  /// No less than begin().
+  /// At least begin().
   SELECTIVE_SCAN_HD int64_t end(int64_t sequence) const {
     return reversed ? total - first(sequence) : last(sequence);
   }
 
-  /// These are where the first and the last sequence in the order of the scan begin and end.
+  /// Return where the first sequence begins and the last one ends, in the order of the scan.
   SELECTIVE_SCAN_HD int64_t first_begin() const {
     return count == 0 ? total : begin(reversed ? count - 1 : 0);
   }
@@ -69,10 +70,10 @@ struct PackedSequences {
     return count == 0 ? total : end(reversed ? 0 : count - 1);
   }
 
-  /// The sequence that a step belongs to, or kNone; not of a reversed scan.
+  /// Returns the sequence that a step belongs to, or kNone. Not for a reversed scan.
   SELECTIVE_SCAN_HD int64_t sequence_of(int64_t step) const {
     int64_t low = 0,
-            high = count;  // sequences before `low` end by then, those from `high` on later
+            high = count;  // sequences before `low` end by `step`, those from `high` on later
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       if (boundaries.at(middle + 1) <= step) {

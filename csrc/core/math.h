@@ -1,11 +1,12 @@
-// Elementary functions for real and complex arguments, over a policy `Math` that supplies them for
-// the real type: StandardMath here, vector code in cpu/, special-function instructions in cuda/.
+// Elementary functions of real and complex arguments, on top of a policy `Math` that supplies them
+// for the real type: StandardMath here, vector code in cpu/, special-function instructions in
+// cuda/.
 //
 // A policy has static functions of a real type R:
 //   exp(R)    and    sincos(R x, R& sine, R& cosine)
-//   expm1(R), log1p(R)    unless softplus and exact_hold (discretization/exact.h) are its own
-// and for exp(Δ·A) with A fixed, the hot spot of every kernel, a pair
-//   exponent(T A)      A in the unit that suits exp_of, computed once       (T real or complex)
+//   expm1(R), log1p(R)    unless it has its own softplus and exact_hold (discretization/exact.h)
+// and, for exp(Δ·A) with A fixed, the hot spot of every kernel, the pair
+//   exponent(T A)      A in the unit that exp_of takes, computed once       (T real or complex)
 //   exp_of(T y)        exp(Δ·A) from y = Δ·exponent(A)
 #pragma once
 
@@ -16,7 +17,7 @@
 
 namespace selective_scan {
 
-/// Above this, softplus is the identity (as in PyTorch).
+/// Above this threshold softplus is the identity (as in PyTorch).
 constexpr double kSoftplusThreshold = 20;
 
 constexpr double kLog2e = 1.4426950408889634074;
@@ -67,8 +68,8 @@ SELECTIVE_SCAN_HD R expm1(R x) {
   return Math::expm1(x);
 }
 
-/// The real part exp(re)·cos(im) − 1 is expm1(re)·cos(im) − (1 − cos(im)), and 1 − cos = sin²/(1 +
-/// cos) where cos is near 1.
+/// The real part exp(re)·cos(im) − 1 is expm1(re)·cos(im) − (1 − cos(im)), and for cos > 0 this
+/// uses 1 − cos = sin²/(1 + cos).
 template <class Math, class R>
 SELECTIVE_SCAN_HD Complex<R> expm1(Complex<R> x) {
   const R growth = Math::expm1(x.re);
@@ -89,14 +90,14 @@ SELECTIVE_SCAN_HD Complex<R> reciprocal(Complex<R> x) {
   return {x.re * scale, constant<R>(0) - x.im * scale};
 }
 
-/// log(1 + exp(x)), x itself above the threshold.
+/// log(1 + exp(x)), or x itself above the threshold.
 template <class Math, class R>
 SELECTIVE_SCAN_HD R softplus(R x) {
   return select(x > constant<R>(kSoftplusThreshold), x, Math::log1p(Math::exp(x)));
 }
 
-/// A step as it is, but NaN where it is infinite: no method has a use for such a step, and what one
-/// made of it would depend on its order of operations.
+/// Returns a finite step unchanged and NaN for an infinite one: no method can use an infinite step,
+/// and its result would depend on the order of operations.
 template <class R>
 SELECTIVE_SCAN_HD R finite_step(R delta) {
   return delta + constant<R>(0) * delta;

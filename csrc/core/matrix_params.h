@@ -1,11 +1,11 @@
-// What the kernels of the scan with full state matrices are given. With A of shape (dim, dstate,
-// dstate), for every batch entry and channel,
+// The parameters of the kernels for the scan with full state matrices. With A of shape (dim,
+// dstate, dstate), for every batch entry and channel,
 //
 //   (I − Δ/2·A)·h[t] = (I + Δ/2·A)·h[t-1] + Δ·B[t]·u[t]
 //
-// and all else is as in the selective scan, whose parameters these are. The kernels scan in a basis
-// in which A is a Hessenberg matrix, A = Q·H·Q^H with a unitary Q of their own; the saved states
-// are in that basis.
+// and everything else is as in the selective scan, whose parameters these structs extend. The
+// kernels scan in a basis in which A is a Hessenberg matrix, A = Q·H·Q^H with a unitary Q that they
+// choose. The saved states are in that basis.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace selective_scan {
 
-/// `A`, and `dA`, is (channel, row, column): its rows lie `state` apart, its columns `A_column`.
+/// `A` and `dA` are (channel, row, column), with `state` as the stride of rows and `A_column` or
+/// `dA_column` as that of columns.
 struct MatrixForwardParams : ForwardParams {
   MatrixForwardParams() = default;
   explicit MatrixForwardParams(const ScanParams& inputs, int64_t A_column = 0)

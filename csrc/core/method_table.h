@@ -1,11 +1,11 @@
-// Which methods a build has, and tables with an entry for each of them.
+// The methods that a build contains, and tables with an entry for each of them.
 #pragma once
 
 #include <utility>
 
 #include "discretization.h"
 
-// Bit i stands for the i-th Method; setup.py defines this where SELECTIVE_SCAN_METHODS names some.
+// Bit i stands for the i-th Method; setup.py defines this if SELECTIVE_SCAN_METHODS is set.
 #ifndef SELECTIVE_SCAN_METHOD_BITS
 #define SELECTIVE_SCAN_METHOD_BITS ~0u
 #endif
@@ -17,8 +17,8 @@ constexpr bool is_built(Method method) {
   return (kBits >> static_cast<int>(method) & 1) != 0;
 }
 
-/// One entry per Method. That of a method left out of the build is null and must not be used; ops
-/// refuse such a method before.
+/// One entry per Method. The entry of a method left out of the build is null and must not be used;
+/// the ops refuse such a method earlier.
 template <class Entry>
 struct MethodTable {
   Entry entries[kNumMethods];
@@ -28,8 +28,8 @@ struct MethodTable {
   }
 };
 
-/// The table of the entries that make.operator()<kMethod>() returns. Every choice by a method that
-/// is known at run time alone goes through such a table.
+/// Returns the table of the entries that make.operator()<kMethod>() returns. Every choice by a
+/// method that is known only at run time goes through such a table.
 template <class Entry, class Make>
 constexpr MethodTable<Entry> make_method_table(const Make& make) {
   const auto entry = [&]<Method kMethod>() -> Entry {
@@ -44,7 +44,7 @@ constexpr MethodTable<Entry> make_method_table(const Make& make) {
   }(std::make_integer_sequence<int, kNumMethods>());
 }
 
-/// Whether a method is the first in the build of those that its kernels run.
+/// Returns whether `method` is the first of the built methods that share its kernels.
 constexpr bool is_first_of_kernels(Method method) {
   for (int i = 0; i < static_cast<int>(method); ++i) {
     const auto other = static_cast<Method>(i);
@@ -53,8 +53,8 @@ constexpr bool is_first_of_kernels(Method method) {
   return is_built(method);
 }
 
-/// Calls visit.operator()<kMethod>() with the kernels' method for one that is known at run time,
-/// within a kernel that has the code of all.
+/// Calls visit.operator()<kMethod>() with the kernels' method for a method known at run time,
+/// within a kernel that contains the code of all methods.
 template <class Visit>
 SELECTIVE_SCAN_HD void visit_kernel_method(Method method, const Visit& visit) {
   const auto is_visited = [&]<Method kMethod>() {

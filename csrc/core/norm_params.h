@@ -1,15 +1,15 @@
-// What the kernels of the RMS norm are given, in front of which a residual is added. For every row
+// The parameters of the kernels of the RMS norm, which first add a residual. For every row
 //
 //   total  = hidden + residual                       residual is optional
 //   scale  = 1 / sqrt(mean(total²) + eps)
-//   normed = total·scale·weight                      of the sum before it is rounded
+//   normed = total·scale·weight                      with total before rounding
 //
-// The backward pass computes the scale again. With g = dnormed·weight,
+// The backward pass recomputes the scale. With g = dnormed·weight,
 //
 //   dtotal' = scale·(g − total·scale²·mean(g·total)) + dtotal
 //   dweight = Σ dnormed·total·scale                  over all rows
 //
-// and dtotal' is the gradient of hidden and of the residual, each in a dtype of its own.
+// and dtotal' is the gradient of hidden and of the residual, each stored in its own dtype.
 //
 // The channels of a row are contiguous; ArrayView::batch is the stride of rows.
 #pragma once
@@ -31,15 +31,15 @@ struct NormParams {
 };
 
 struct NormForwardParams : NormParams {
-  ArrayView hidden, residual;  // the latter optional
-  ArrayView normed, total;     // likewise
+  ArrayView hidden, residual;  // residual is optional
+  ArrayView normed, total;     // total is optional
 };
 
 struct NormBackwardParams : NormParams {
   ArrayView total, dnormed;
   ArrayView dtotal;              // optional: absent means zero
-  ArrayView dhidden, dresidual;  // each absent where it is not wanted
-  ArrayView dweight;             // likewise; one row
+  ArrayView dhidden, dresidual;  // each absent if it is not wanted
+  ArrayView dweight;             // one row; absent if it is not wanted
 };
 
 }  // namespace selective_scan

@@ -1,4 +1,4 @@
-// What a kernel is given: one struct for the forward pass, one for the backward pass.
+// The parameters of a kernel: one struct for the forward pass, one for the backward pass.
 //
 // The caller (csrc/torch) has validated everything and resolved the layout; kernels never see a
 // tensor. Two conventions keep them simple:
@@ -19,9 +19,9 @@
 namespace selective_scan {
 
 /// A strided array read or written by (batch, channel, group, state, step). Strides count elements
-/// of `dtype`. Complex arrays are seen as their real components, the imaginary part `imag` elements
-/// behind the real part: native complex tensors have imag = 1, interleaved real tensors the stride
-/// of their last dimension.
+/// of `dtype`. Complex arrays are seen as their real components, with the imaginary part `imag`
+/// elements after the real part: native complex tensors have imag = 1, interleaved real tensors the
+/// stride of their last dimension.
 struct ArrayView {
   void* data = nullptr;  // null: an optional argument that is absent
   DType dtype = DType::kFloat32;
@@ -35,9 +35,9 @@ struct ArrayView {
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
 };
 
-/// What both passes share: sizes, flags and inputs.
+/// The sizes, flags and inputs that both passes share.
 struct ScanParams {
-  int64_t batch = 0;  // 1 where sequences are packed
+  int64_t batch = 0;  // 1 if sequences are packed
   int64_t dim = 0;
   int64_t groups = 1;  // channel d belongs to group d / (dim / groups)
   int64_t dstate = 0;
@@ -54,10 +54,10 @@ struct ScanParams {
   ArrayView delta;          // (batch, channel, step)
   ArrayView A;              // (channel, state)
   ArrayView B;              // (batch, group, state, step) or (channel, state)
-  ArrayView C;              // likewise
+  ArrayView C;              // like B
   ArrayView D;              // (channel), optional
   ArrayView z;              // (batch, channel, step), optional
-  ArrayView input_delta;    // likewise: E, where bbar = E·b(Δ·A) instead of Δ·b(Δ·A)
+  ArrayView input_delta;    // like z: E, if bbar = E·b(Δ·A) instead of Δ·b(Δ·A)
   ArrayView delta_bias;     // (channel), optional
   ArrayView initial_state;  // (sequence, channel, state), optional
 
@@ -66,8 +66,8 @@ struct ScanParams {
   /// when present, read by the backward pass. See num_saved_states(), first_saved_state().
   void* states = nullptr;
 
-  /// Where present, the steps are those of several sequences, whose states these are. Else every
-  /// batch entry is a sequence.
+  /// If present, the steps are those of several sequences, each with its own states. Otherwise
+  /// every batch entry is a sequence.
   PackedSequences packed;
 
   SELECTIVE_SCAN_HD int64_t sequences() const { return packed.present() ? packed.count : batch; }
@@ -77,12 +77,12 @@ struct ScanParams {
                                        &ScanParams::input_delta};
 };
 
-/// What a forward pass is for.
+/// The results that a forward pass computes.
 enum class ForwardWanted : int8_t {
-  kOutput,       // out, and last_state and saved states where they are present
-  kStatesAlone,  // these without out: there is no z either
-  kMapAlone,  // the map h -> factor·h + offset of all steps, of which there are some: map_factor,
-              // and as last_state the offset. There is no z, initial state, or saved state
+  kOutput,       // out, and last_state and saved states if they are present
+  kStatesAlone,  // last_state and saved states without out; z is absent
+  kMapAlone,     // the map h -> factor·h + offset of all steps (at least one): map_factor, and the
+                 // offset as last_state. z, the initial state and saved states are absent
 };
 
 struct ForwardParams : ScanParams {
@@ -93,19 +93,19 @@ struct ForwardParams : ScanParams {
 
   ArrayView out;         // (batch, channel, step)
   ArrayView last_state;  // (sequence, channel, state), of the compute type, optional
-  ArrayView map_factor;  // as last_state
+  ArrayView map_factor;  // like last_state
 };
 
-/// What a backward pass is for.
+/// The results that a backward pass computes.
 enum class BackwardWanted : int8_t {
-  kGradients,   // of every input that is present
-  kStateAlone,  // dinitial_state, of the compute type, states contiguous and channels equally far
-                // apart, also from one batch entry to the next: dout is present, dlast_state is not
+  kGradients,   // the gradients of all inputs that are present
+  kStateAlone,  // dinitial_state alone, of the compute type, with contiguous states and one stride
+                // between channels, also across batch entries: dout is present, dlast_state is not
 };
 
-/// A gradient has its input's indices and dtype and strides of its own, and is written in full
-/// (never accumulated into). du may lie where dout does, and ddelta where delta does: what
-/// gradients of a step are made from is read before they are written.
+/// A gradient has its input's indices and dtype but its own strides, and is written in full (never
+/// accumulated into). du may alias dout, and ddelta may alias delta: the values that a step's
+/// gradients depend on are read before these are written.
 struct BackwardParams : ScanParams {
   BackwardParams() = default;
   explicit BackwardParams(const ScanParams& inputs) : ScanParams(inputs) {}
@@ -131,7 +131,7 @@ struct BackwardParams : ScanParams {
                                                &BackwardParams::dz, &BackwardParams::dinput_delta};
 };
 
-/// Whether only what all steps do to the states is wanted.
+/// Returns whether only the effect of all steps on the states is wanted.
 constexpr bool wants_summary_alone(const ForwardParams& params) {
   return params.wanted == ForwardWanted::kMapAlone;
 }

@@ -1,14 +1,14 @@
-// What the kernels of chunked prefill are given: a forward scan of packed sequences that begin and
-// end in slots of a pool, and on the way leave their states in further slots.
+// The parameters of chunked prefill: a forward scan of packed sequences that begin and end in slots
+// of a pool and store intermediate states in further slots.
 //
-// A sequence may come in several calls, each with a chunk of its steps. Positions count its steps
-// from the first one of all calls on. After every position that is a multiple of checkpoint_every
-// the state is kept: that after position (j + 1)·checkpoint_every in the slot of column j, however
-// the sequence is cut.
+// A sequence may be split over several calls, each with a chunk of its steps. Positions count its
+// steps from the first one of all calls. The state after every position that is a multiple of
+// checkpoint_every is kept: the state after position (j + 1)·checkpoint_every goes to the slot in
+// column j, however the sequence is split.
 //
 // As in params.h the caller has validated everything but the values of indices, positions and
-// boundaries. `initial_state` and `last_state` are arrays of the compute type, (sequence, channel,
-// state), for the kernels to use: what is in them before does not matter.
+// boundaries. `initial_state` and `last_state` are scratch arrays of the compute type, (sequence,
+// channel, state), whose contents the kernels overwrite.
 #pragma once
 
 #include "state_slots.h"
@@ -19,7 +19,7 @@ namespace selective_scan {
 struct Checkpoint {
   int64_t sequence;
   int64_t steps;
-  int64_t slot;  // StateSlots::kNoSlot: there is no such checkpoint, or it is kept nowhere
+  int64_t slot;  // StateSlots::kNoSlot: the checkpoint does not exist or is not kept
 };
 
 struct PrefillParams : ForwardParams {
@@ -29,16 +29,17 @@ struct PrefillParams : ForwardParams {
   StateSlots slots;
   int64_t checkpoint_every = 0;  // 0: never
   int64_t columns = 0;           // of checkpoint_slots
-  IndexArray first_positions;    // (sequence), optional: else every sequence begins here
+  IndexArray first_positions;    // (sequence), optional: without them every sequence begins in this
+                                 // call
   IndexArray checkpoint_slots;   // (sequence, column)
 
-  /// The steps of all calls before this one.
+  /// Returns the number of the sequence's steps in all calls before this one.
   SELECTIVE_SCAN_HD int64_t first_position(int64_t sequence) const {
     const int64_t position = first_positions.present() ? first_positions.at(sequence) : 0;
     return position < 0 ? 0 : position;
   }
 
-  /// Checkpoint `index` of a sequence, counted from the first one of this call.
+  /// Returns checkpoint `index` of a sequence, counted from the first one of this call.
   SELECTIVE_SCAN_HD Checkpoint checkpoint(int64_t sequence, int64_t index) const {
     const int64_t length = packed.end(sequence) - packed.begin(sequence);
     if (index > length / checkpoint_every) return {sequence, length, StateSlots::kNoSlot};
@@ -50,7 +51,8 @@ struct PrefillParams : ForwardParams {
         is_kept ? slots.slot_of(checkpoint_slots.at(sequence, column)) : StateSlots::kNoSlot;
     return {sequence, steps, slot};
   }
-  /// The steps of this call before it, perhaps more than the sequence has.
+  /// Returns the number of this call's steps before a checkpoint, which may exceed the sequence's
+  /// length.
   SELECTIVE_SCAN_HD int64_t steps_before(int64_t sequence, int64_t index) const {
     const int64_t first = first_position(sequence) % checkpoint_every;
     return checkpoint_every - first + index * checkpoint_every;
@@ -59,12 +61,12 @@ struct PrefillParams : ForwardParams {
     return first_position(sequence) / checkpoint_every + index;
   }
 
-  /// These are as many as there can be in all sequences, whatever their boundaries and positions
-  /// are.
+  /// Returns an upper bound on the number of checkpoints of all sequences together, whatever their
+  /// boundaries and positions.
   SELECTIVE_SCAN_HD int64_t checkpoint_candidates() const {
     return checkpoint_every == 0 ? 0 : packed.total / checkpoint_every + packed.count;
   }
-  /// Every checkpoint of every sequence is one of the candidates.
+  /// Returns one of the candidates, which include every checkpoint of every sequence.
   SELECTIVE_SCAN_HD Checkpoint candidate(int64_t index) const {
     int64_t low = 0, high = packed.count - 1;
     while (low < high) {
@@ -81,8 +83,8 @@ struct PrefillParams : ForwardParams {
   }
 
  private:
-  /// A sequence of n steps has at most ceil(n / checkpoint_every) checkpoints, which is no more
-  /// than lies between this and that of the next one.
+  /// A sequence of n steps has at most ceil(n / checkpoint_every) checkpoints, which is at most the
+  /// difference between the next sequence's first candidate and its own.
   SELECTIVE_SCAN_HD int64_t first_candidate(int64_t sequence) const {
     return packed.begin(sequence) / checkpoint_every + sequence;
   }

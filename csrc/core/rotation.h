@@ -1,12 +1,12 @@
 // exp(i·angle) for a recurrence that multiplies by it at every step and never forgets.
 //
-// There an error of the rotation adds up over the whole sequence: unbiased rounding as the square
-// root of the number of steps, a bias in proportion to it. An ordinary sine within 2 ulp leaves a
-// bias of some 1e-9 to 1e-8, and so does adding a constant to an angle that was rounded before
-// (the digits of the constant that are lost are the same ones every time); after 65536 steps that
-// is 10 to 20 times what rounding costs. So in fp32 the sum, the reduction of the argument and the
-// leading terms of both series carry their rounding errors along, and sine and cosine are each
-// rounded once, at the end, with an approximation error below 2e-10.
+// In such a recurrence the errors of the rotations add up over the whole sequence: unbiased
+// rounding in proportion to the square root of the number of steps, a bias in proportion to the
+// number itself. An ordinary sine within 2 ulp leaves a bias of some 1e-9 to 1e-8, and so does
+// adding a constant to an angle that is already rounded (every sum loses the same digits of the
+// constant). After 65536 steps that is 10 to 20 times the error of rounding. So in fp32 the sum,
+// the argument reduction and the leading terms of both series carry their rounding errors along,
+// and sine and cosine are each rounded once, at the end, with an approximation error below 2e-10.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,7 @@ SELECTIVE_SCAN_HD R two_sum(R a, R b, R& lost) {
   return sum;
 }
 
-/// Up to here n has few enough bits; larger angles take the Math policy's sincos.
+/// The largest angle for which n has few enough bits; larger angles use the Math policy's sincos.
 constexpr float kLargestReducibleAngle = 6000;
 
 template <class R>
@@ -51,11 +51,11 @@ struct ReducedAngle {
   R shifted;
 };
 
-/// Adding it rounds to an integer, which is then in the low bits of the sum.
+/// Adding kRound rounds a number to an integer, which is then in the low bits of the sum.
 constexpr float kRound = 0x1.8p23f;
 constexpr float kQuartersPerRadian = 0.636619772f;
 
-/// This subtracts π/2 in three parts: products of n with the first two are exact.
+/// Subtracts n·π/2 in three parts. The products of n with the first two are exact.
 template <class R>
 SELECTIVE_SCAN_HD ReducedAngle<R> reduce(R angle, R low) {
   const R shifted = angle * R(kQuartersPerRadian) + R(kRound);
@@ -67,8 +67,8 @@ SELECTIVE_SCAN_HD ReducedAngle<R> reduce(R angle, R low) {
   return {r, (head - r) + tail, shifted};
 }
 
-/// This subtracts it in two parts, for a fused multiplication leaves nothing to lose: angle and
-/// n·P, P the first part with its 24 bits, are multiples of 2^-23 (or n is 0 or ±1), and so is
+/// Subtracts n·π/2 in two parts, since a fused multiply-add has no rounding error here: angle and
+/// n·P, with P the first part with its 24 bits, are multiples of 2^-23 (or n is 0 or ±1), and so is
 /// their difference, which is below 1.
 SELECTIVE_SCAN_HD ReducedAngle<float> reduce(float angle, float low) {
   const float shifted = std::fma(angle, kQuartersPerRadian, kRound);
@@ -79,7 +79,7 @@ SELECTIVE_SCAN_HD ReducedAngle<float> reduce(float angle, float low) {
   return {r, (head - r) + tail, shifted};
 }
 
-/// z·i^n; its parts are 0 and ±1, so nothing is rounded.
+/// Returns z·i^n. The components of i^n are 0 and ±1, so nothing is rounded.
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> turn_by_quarters(Complex<R> z, R shifted) {
   const auto number = [](float value) { return R(value); };
@@ -100,7 +100,8 @@ SELECTIVE_SCAN_HD Complex<float> turn_by_quarters(Complex<float> z, float shifte
           bit_cast<float>(bit_cast<uint32_t>(im) ^ ((n << 30) & kSign))};
 }
 
-/// The rotation by theta + bias in fp32, R being float or a vector of it, if is_reducible(angle).
+/// Returns the rotation by theta + bias in fp32, where R is float or a vector of it. Valid if
+/// is_reducible(angle).
 template <class R>
 SELECTIVE_SCAN_HD Complex<R> reducible_rotation(R theta, R bias, R& angle) {
   const auto number = [](float value) { return R(value); };
@@ -140,7 +141,7 @@ SELECTIVE_SCAN_HD Complex<R> rotation_in_single(R theta, R bias) {
   return rotation;
 }
 
-/// The rotation by theta + bias.
+/// Returns the rotation by theta + bias.
 template <class Math, class R>
 SELECTIVE_SCAN_HD Complex<R> rotation(R theta, R bias) {
   if constexpr (sizeof(scalar_t<R>) == 4) {
@@ -152,7 +153,7 @@ SELECTIVE_SCAN_HD Complex<R> rotation(R theta, R bias) {
   }
 }
 
-/// Several at once: one branch for all of them, so that their latencies overlap.
+/// Computes several rotations with one branch for all of them, so that their latencies overlap.
 template <class Math, class R, int n>
 SELECTIVE_SCAN_HD void rotations(const R (&theta)[n], R bias, Complex<R> (&turns)[n]) {
   bool reducible = true;

@@ -1,8 +1,8 @@
-// A pass over a part of a sequence's steps, of which the other parts are elsewhere.
+// A pass over one part of a sequence's steps, while the other parts are scanned elsewhere.
 //
-// What the steps do to a state that enters them is found first, and told; the state that enters is
-// what comes of it. Kernels that cut time into segments find that out for each of these in any
-// case, so the pass asks in its midst.
+// The pass first reports the map that its steps apply to the entering state, and receives that
+// state in return. Kernels that cut time into segments compute every segment's map anyway, so the
+// exchange takes place in the middle of the pass.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,15 @@
 namespace selective_scan {
 
 struct StateExchange {
-  /// Where the map of all steps is stored, h → factor·h + offset. Backwards that is what the
-  /// gradient of the state in front is of the steps alone, in `offset`; there is no factor.
+  /// Receive the map h → factor·h + offset of all steps. In the backward pass, `offset` receives
+  /// the gradient that these steps alone give to the state before them, and factor is absent.
   ArrayView factor, offset;
-  /// Is called on the host, once, behind what was enqueued to store these. Returns the state that
-  /// enters, or backwards the gradient of the one that leaves.
+  /// Called once on the host, after the work that stores the map has been enqueued. Returns the
+  /// entering state or, in the backward pass, the gradient of the state after the last step.
   std::function<ArrayView()> enter;
 };
 
-/// The pass that finds out this alone.
+/// Returns the parameters of a pass that computes the map alone.
 inline ForwardParams alone(const ForwardParams& params, const StateExchange& exchange) {
   ForwardParams alone{static_cast<const ScanParams&>(params)};
   alone.wanted = ForwardWanted::kMapAlone;
@@ -37,7 +37,7 @@ inline BackwardParams alone(const BackwardParams& params, const StateExchange& e
   return alone;
 }
 
-/// Has a pass begin with what enters.
+/// Sets the state, or the gradient, that a pass begins with.
 inline void set_entering(ForwardParams& params, const ArrayView& state) {
   params.initial_state = state;
 }

@@ -1,4 +1,4 @@
-// What the kernels of s6_step are given: a few tokens through a stack of plain layers.
+// The parameters of the s6_step kernels, which take a few tokens through a stack of plain layers.
 //
 // A row is one step of one batch entry. In every layer, for all rows,
 //
@@ -11,10 +11,10 @@
 //   y        = (Σ C·s + D·x)·silu(z)
 //   r        = r + out_proj·y + out_bias
 //
-// Without norms h is r itself, and r becomes out_proj·y + out_bias alone.
+// Without norms h is r itself, and r becomes out_proj·y + out_bias without the residual.
 //
-// At last out = r, or norm_f of r, or head · norm_f of r. The steps of a batch entry go through
-// convolution and scan one after another; products take all rows at once.
+// At the end out = r, or norm_f of r, or head · norm_f of r. The steps of a batch entry go through
+// convolution and scan one after another; matrix products take all rows at once.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,16 @@
 
 namespace selective_scan {
 
-/// This is one layer. Matrices are contiguous, of StepParams::weight_dtype; vectors and A_log are
-/// contiguous, of the types in StepParams. A null pointer is absent, as it is in all layers then.
+/// One layer. Matrices are contiguous, of StepParams::weight_dtype; vectors and A_log are
+/// contiguous, of the dtypes in StepParams. A null pointer stands for an absent tensor, which is
+/// then absent from all layers.
 struct StepLayer {
   const void* norm;       // (dim)
   const void* in_proj;    // (2·inner, dim): rows of x, then those of z
   const void* in_bias;    // (2·inner)
   const void* conv;       // (inner, width)
   const void* conv_bias;  // (inner)
-  const void* x_proj;     // (rank + 2·dstate, inner): rows of dt, of B and of C
+  const void* x_proj;     // (rank + 2·dstate, inner): rows of dt, then of B and C
   const void* dt_proj;    // (inner, rank)
   const void* dt_bias;    // (inner)
   const void* A_log;      // (inner, dstate)
@@ -44,7 +45,7 @@ struct StepLayer {
 };
 
 struct StepParams : SlotRule {
-  static constexpr int64_t pad_slot_id = kNoSlot;  // negative indices alone are padding
+  static constexpr int64_t pad_slot_id = kNoSlot;  // only negative indices are padding
 
   int64_t batch = 0;
   int64_t steps = 1;
@@ -77,11 +78,11 @@ struct StepParams : SlotRule {
   const void* head = nullptr;        // (vocabulary, dim), contiguous, of weight_dtype, optional
 
   ArrayView hidden;      // (batch, step, channel)
-  ArrayView out;         // (batch, step, channel), channels those of dim or of vocabulary
-  ArrayView conv_state;  // of every layer, at its pointer: (slot, channel, step)
-  ArrayView state;       // likewise (slot, channel, state)
+  ArrayView out;         // (batch, step, channel), with dim or vocabulary channels
+  ArrayView conv_state;  // for every layer, at its own pointer: (slot, channel, step)
+  ArrayView state;       // for every layer, at its own pointer: (slot, channel, state)
 
-  IndexArray slot_indices;  // (batch), optional: else batch entry b has slot b
+  IndexArray slot_indices;  // (batch), optional: without them batch entry b has slot b
 
   SELECTIVE_SCAN_HD int64_t rows() const { return batch * steps; }
   SELECTIVE_SCAN_HD int64_t projections() const { return rank + 2 * dstate; }

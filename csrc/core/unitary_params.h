@@ -1,15 +1,15 @@
-// What the kernels of the adaptive unitary scan are given. With b and c complex,
+// The parameters of the adaptive unitary scan's kernels. With b and c complex,
 //
 //   theta[t,d,n] = Σ_r x[d,n,r]·u[t,r] + x_bias[d,n]
 //   h[t] = exp(i·theta[t])·h[t-1] + b·dt[t]·silu(u[t])
 //   y[t] = Re Σ_n c_n h[t,n]
 //   out  = (y + D·silu(u))·silu(z)
 //
-// theta is a matrix product, which the caller computes a slab at a time: some steps of some batch
-// entries. A kernel works on one slab. It begins with the state that the slab before it left, and
+// theta is a matrix product, which the caller computes one slab at a time: some steps of some batch
+// entries. A kernel works on one slab. It begins with the state that the previous slab left, and
 // rotates by the angle of the step alone, so phases are as accurate at the last step as at the
-// first. The backward pass visits the slabs from the last to the first and turns theta into its
-// gradient in place, from which the caller's matrix products get the gradients of x and u.
+// first. The backward pass visits the slabs from the last to the first and replaces theta by its
+// gradient in place, from which the caller's matrix products compute the gradients of x and u.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ struct SlabArray {
   void* data = nullptr;
   int64_t batch = 0;
   int64_t step = 0;
-  int64_t group = 0;    // of the group that a channel belongs to
-  int64_t channel = 0;  // of the channel within its group
+  int64_t group = 0;    // stride of the group that a channel belongs to
+  int64_t channel = 0;  // stride of the channel within its group
   int64_t state = 0;
-  int64_t imag = 0;  // from the real to the imaginary part, where there are two
+  int64_t imag = 0;  // from the real to the imaginary part, if there are two
 
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
 };
@@ -58,11 +58,12 @@ struct UnitaryScanParams {
   ArrayView D;       // (channel)
   SlabArray theta;   // without x_bias
 
-  /// (batch, channel, state), contiguous, complex of the compute type: before the first slab the
-  /// initial state. The forward pass leaves the last state here.
+  /// (batch, channel, state), contiguous, complex of the compute type: the initial state before the
+  /// first slab. The forward pass leaves the last state here.
   void* state = nullptr;
   /// States after every kUnitaryStateChunk steps but the last: (batch, chunk, channel, state),
-  /// contiguous, as above. Written by the forward pass when present, read by the backward pass.
+  /// contiguous, of the same type. Written by the forward pass when present, read by the backward
+  /// pass.
   void* states = nullptr;
 };
 
@@ -73,8 +74,8 @@ struct UnitaryForwardParams : UnitaryScanParams {
   ArrayView out;  // (batch, channel, step)
 };
 
-/// Sums over time for every (batch, channel, state), contiguous, compute type. Added to, slab by
-/// slab.
+/// Sums over time for every (batch, channel, state), contiguous, of the compute type. Each slab is
+/// added to them.
 struct UnitarySums {
   void* theta = nullptr;  // real: the gradient of x_bias before the sum over the batch
   void* b = nullptr;      // complex, interleaved; constant b
@@ -91,14 +92,15 @@ struct UnitaryBackwardParams : UnitaryScanParams {
 
   ArrayView ddt;
   ArrayView dz;
-  /// The gradient of u but for its part through theta, in the compute type.
+  /// The gradient of u without its part through theta, in the compute type.
   SlabArray du;
 
-  /// Gradient of the state after the slab in, of the state before it out; as `state`.
+  /// On entry the gradient of the state after the slab, on return that of the state before it; laid
+  /// out like `state`.
   void* state_gradient = nullptr;
 
   UnitarySums sums;
-  SlabArray db_terms;  // variable b: what each channel contributes
+  SlabArray db_terms;  // variable b: the contribution of each channel
   SlabArray dc_terms;
 };
 

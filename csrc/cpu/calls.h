@@ -1,4 +1,5 @@
-// Packed sequences: each is run as the call that has it alone would be, and so has its bits.
+// Runs a call on packed sequences as one call per sequence, so that each sequence gets the same
+// bits as in a call of its own.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +9,12 @@
 
 namespace selective_scan::cpu {
 
-/// The calls that a call is made of: itself, or one for each of packed sequences.
+/// The calls that a call consists of: itself, or one per packed sequence.
 template <class Params>
 class Calls {
  public:
-  /// `params_of` finds the parameters of a sequence. `is_parallel`: whether all of them together
-  /// are large enough for more than one thread.
+  /// `params_of` returns the parameters of a sequence's call. `is_parallel` says whether all calls
+  /// together are large enough for more than one thread.
   Calls(const Params& params, Params (*params_of)(const Params&, int64_t), bool is_parallel,
         const ThreadPool& pool)
       : params_(params), params_of_(params_of), is_parallel_(is_parallel), pool_(pool) {}
@@ -23,7 +24,7 @@ class Calls {
     return is_packed() ? params_of_(params_, index) : params_;
   }
 
-  /// The memory for run(), where bytes(call, pool) are those for one of them.
+  /// Returns the bytes of memory for run(), where bytes(call, pool) is the size for one call.
   template <class Bytes>
   int64_t workspace_bytes(const Bytes& bytes) const {
     int64_t for_all_threads = 0, for_one_thread = 0;
@@ -35,8 +36,9 @@ class Calls {
     return std::max(for_all_threads, pool_.num_threads * round_up(for_one_thread, kAlignment));
   }
 
-  /// Calls run(index, call, workspace, pool) for all of them: the long ones one by one, each by all
-  /// threads; then others side by side, each by one thread. A call's bits are the same either way.
+  /// Calls run(index, call, workspace, pool) for every call: first for the long ones in turn, each
+  /// on all threads, then for the short ones concurrently, each on one thread. A call's bits are
+  /// the same either way.
   template <class Run>
   void run(void* workspace, int64_t workspace_bytes, const Run& run) const {
     int64_t num_short = 0;
@@ -62,7 +64,7 @@ class Calls {
   static constexpr int64_t kAlignment = Arena::kAlignment;
 
   bool is_packed() const { return params_.packed.present(); }
-  /// Whether it would leave other threads without work at the end.
+  /// Returns whether the call, on one thread, would leave other threads without work at the end.
   bool is_long(const Params& call) const {
     constexpr int64_t kCallsOfThread = 4;
     return !is_packed() || call.seqlen * kCallsOfThread * pool_.num_threads > params_.seqlen;

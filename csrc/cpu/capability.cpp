@@ -22,7 +22,7 @@ bool processor_has(const Capability& capability) {
 #endif
 }
 
-/// They are in order, from the best to the one that always works.
+/// In order, from the best to the one that every processor supports.
 const Capability* const kCapabilities[] = {
 #if defined(__x86_64__)
     &kAvx512Capability,

@@ -1,4 +1,4 @@
-// The kernels of every instruction set, and which of them this processor runs.
+// The kernels of every instruction set, and the choice of a set for this processor.
 #pragma once
 
 #include "conv/kernels.h"
@@ -29,10 +29,11 @@ extern const Capability kDefaultCapability;
 extern const Capability kAvx2Capability;
 extern const Capability kAvx512Capability;
 
-/// The best that the processor has.
+/// Returns the best capability that the processor supports, or the one that
+/// SELECTIVE_SCAN_CPU_CAPABILITY names.
 const Capability& chosen_capability();
 
-/// Its name: "default", "avx2" or "avx512".
+/// Returns the name of the chosen capability: "default", "avx2" or "avx512".
 const char* capability();
 
 }  // namespace selective_scan::cpu

@@ -6,7 +6,7 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// The states of a row, (row, channel, state), of elements of one type.
+/// The states of one row of a (row, channel, state) array, with elements of one type.
 template <class Element>
 struct StateRow {
   Element* data;
@@ -34,7 +34,7 @@ void copy(const StateSlots& slots, const StateRow<From>& from, const StateRow<To
 
 void copy(const StateSlots& slots, const ArrayView& from, int64_t from_row, const ArrayView& to,
           int64_t to_row) {
-  const FlushDenormals flush;  // whether or not a task copies
+  const FlushDenormals flush;  // also for copies outside a task
   visit_dtype(from.dtype, [&]<class From>(From*) {
     visit_dtype(to.dtype, [&]<class To>(To*) {
       const StateRow<From> source(from, from_row);
@@ -49,7 +49,7 @@ void copy(const StateSlots& slots, const ArrayView& from, int64_t from_row, cons
 void load_slot(const StateSlots& slots, int64_t sequence, const ArrayView& to) {
   const int64_t slot = slots.source(sequence);
   if (slot != StateSlots::kNoSlot) return copy(slots, slots.pool, slot, to, sequence);
-  // A row of one 0 for all states.
+  // A row in which one 0 stands for all states.
   double zero = 0;
   ArrayView zeros;
   zeros.data = &zero;

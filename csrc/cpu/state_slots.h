@@ -1,4 +1,4 @@
-// States of packed sequences from and to their slots of a pool. Nothing here depends on the
+// Copies states of packed sequences from and to their slots of a pool. Nothing here depends on the
 // instruction set.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace selective_scan::cpu {
 
-/// What a sequence begins with goes to its row of `to`, (sequence, channel, state).
+/// Copies the state that a sequence begins with to its row of `to`, (sequence, channel, state).
 void load_slot(const StateSlots& slots, int64_t sequence, const ArrayView& to);
 
-/// Row `row` of `from` goes to a slot that there is.
+/// Copies row `row` of `from` to an existing slot.
 void store_slot(const StateSlots& slots, const ArrayView& from, int64_t row, int64_t slot);
 
 /// Writes zeros to the steps of a sequence in `out`, (channel, step).

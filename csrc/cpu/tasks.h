@@ -1,4 +1,4 @@
-// Tasks for the threads of a pool. Nothing here depends on the instruction set.
+// Runs tasks on the threads of a pool. Nothing here depends on the instruction set.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace selective_scan::cpu {
 
-/// Blocks of at most `block_channels` channels of a group, but of whole groups where several of
-/// them are the lanes of a vector.
+/// Divides every group into blocks of at most `block_channels` channels. If the lanes of a vector
+/// are several groups, a block covers these groups whole.
 template <class Params>
 Partition partition_of(const Params& params, int64_t batch, int64_t lane_groups,
                        int64_t block_channels) {
@@ -31,7 +31,7 @@ Partition partition_of(const Params& params, int64_t batch, int64_t lane_groups,
   return partition;
 }
 
-/// Runs run(index) for all indices, and each thread of the pool a range of them.
+/// Runs run(index) for all indices; each thread of the pool takes a range of them.
 template <class Run>
 void parallel_for(const ThreadPool& pool, int64_t count, const Run& run) {
   const auto run_range = [](int64_t begin, int64_t end, void* context) {
@@ -43,7 +43,8 @@ void parallel_for(const ThreadPool& pool, int64_t count, const Run& run) {
   pool.parallel_for(count, run_range, context);
 }
 
-/// Runs run(task, worker) for all tasks, on at most `workers` threads. Tasks go to whoever is free.
+/// Runs run(task, worker) for all tasks, on at most `workers` threads. Each task goes to a free
+/// thread.
 template <class Run>
 void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run& run) {
   if (workers <= 1) {
@@ -55,13 +56,13 @@ void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run
   });
 }
 
-/// Threads worth using for tasks of so much work together, where it takes `least` to be worth more
-/// than one.
+/// Returns the number of threads to use for `tasks` tasks of `work` in total: one if `work` is less
+/// than `least`.
 inline int64_t workers_for(int64_t tasks, double work, double least, const ThreadPool& pool) {
   return work < least ? 1 : std::clamp<int64_t>(tasks, 1, pool.num_threads);
 }
 
-/// Scratch memory of every worker.
+/// The scratch memory of all workers.
 struct WorkerScratch {
   char* base;
   int64_t bytes_each;

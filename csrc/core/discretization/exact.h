@@ -6,11 +6,11 @@
 
 namespace selective_scan {
 
-/// Below this |x|², φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
+/// For |x|² below this, φ1(x) = 1 + x/2 and φ1'(x) = 1/2 + x/3 to full precision.
 constexpr double kTinyNorm = 1e-18;
 
-/// φ1'(x)/φ1(x) = 1/2 + coth(x/2)/2 − 1/x = 1/2 + x·r(x²) for |x| < 1: r's Taylor series, in which
-/// a term is a fortieth of the one before. `norm` is |x|².
+/// Returns φ1'(x)/φ1(x) = 1/2 + coth(x/2)/2 − 1/x = 1/2 + x·r(x²) for |x| < 1, by r's Taylor
+/// series, in which each term is a fortieth of the one before. `norm` is |x|².
 template <class T>
 SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
   using R = real_t<T>;
@@ -28,8 +28,8 @@ SELECTIVE_SCAN_HD T phi1_logarithmic_derivative(T x, real_t<T> norm) {
   const T y = x * x;
   const R half = constant<R>(0.5);
   if constexpr (is_complex_v<T>) {
-    // A polynomial with real coefficients takes two real multiplications a term: y is a root of
-    // y² = twice·y − square.
+    // A polynomial with real coefficients takes two real multiplications per term, because y is a
+    // root of y² = twice·y − square.
     const R twice = y.re + y.re;
     const R square = norm * norm;
     R last = constant<R>(kCoefficients[kDegree]);
@@ -52,8 +52,8 @@ struct ExactHold : StepForms<ExactHold> {
   static constexpr bool kAbarIsExponential = true;
   static constexpr bool kHasIncrements = true;
 
-  /// Δ·φ1(x) = (exp(x) − 1)/A spares a division for every step. A policy may have an exact_hold of
-  /// its own, where exp and expm1 share their work.
+  /// Δ·φ1(x) = (exp(x) − 1)/A avoids a division per step. A policy may supply its own exact_hold,
+  /// in which exp and expm1 share work.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
     if constexpr (requires { Math::exact_hold(delta, pole); }) {
@@ -67,7 +67,7 @@ struct ExactHold : StepForms<ExactHold> {
     }
   }
 
-  /// φ1 is bbar/Δ, also of a policy that minds a pole of 0.
+  /// Computes φ1 as bbar/Δ, so that a policy's handling of a zero pole applies here too.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {
     const Coefficients<T> step = value<Math>(delta, pole);
@@ -77,8 +77,8 @@ struct ExactHold : StepForms<ExactHold> {
             select(norm(x) < constant<T>(kTinyNorm), limit, reciprocal(delta) * step.bbar)};
   }
 
-  /// bbar = (abar − 1)/A, so its derivative by A is (Δ·abar − bbar)/A. That cancels for a small x,
-  /// where φ1 itself is a factor of a short series.
+  /// bbar = (abar − 1)/A, so its derivative by A is (Δ·abar − bbar)/A. That difference cancels for
+  /// a small x; there a short series gives the derivative as a multiple of φ1 itself.
   template <class T>
   static SELECTIVE_SCAN_HD T bbar_by_A(real_t<T> delta, const Pole<T>& pole,
                                        const Coefficients<T>& value) {
@@ -95,7 +95,7 @@ struct ExactHold : StepForms<ExactHold> {
     return {pole.A * value.abar, delta * value.abar, value.abar, bbar_by_A(delta, pole, value)};
   }
 
-  /// Returns a' = a and φ1' = (a − φ1)/x.
+  /// a' = a and φ1' = (a − φ1)/x.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Slopes<T> slopes(real_t<T> delta, const Pole<T>& pole,
                                             const Hold<T>& hold) {
@@ -106,7 +106,7 @@ struct ExactHold : StepForms<ExactHold> {
     return {hold.a, select(square < constant<T>(1), near, away)};
   }
 
-  /// The policy has exact_hold_constants(A) and exact_hold_step(Δ, constants).
+  /// The policy supplies exact_hold_constants(A) and exact_hold_step(Δ, constants).
   template <class Math, class T>
   using Constants = decltype(Math::exact_hold_constants(T{}));
   template <class Math, class T>
@@ -124,7 +124,7 @@ struct ExactHold : StepForms<ExactHold> {
   static SELECTIVE_SCAN_HD StepCache<T> keep(real_t<T> delta, T A,
                                              const Constants<Math, T>& constants) {
     const auto value = Math::exact_hold_step(delta, constants);
-    // A scan does not mind what φ1 is where Δ = 0, but the gradient of Δ does.
+    // For Δ = 0 the scan does not depend on φ1, but the gradient of Δ does.
     if constexpr (is_complex_v<T>) {
       const T phi1 = select(delta == constant<T>(0), one<T>(), value.phi1);
       return {{value.abar, phi1}, delta, A};
@@ -137,18 +137,18 @@ struct ExactHold : StepForms<ExactHold> {
 template <>
 struct Formula<Method::kFoh> : ExactHold {};
 
-/// abar and expm1 = abar − 1, each with its own digits.
+/// abar and expm1 = abar − 1, each to full precision.
 template <class T>
 struct Growth {
   T abar;
   T expm1;
-  bool is_small;  // expm1 is the one of the two that says more
+  bool is_small;  // expm1 is the more precise of the two
 
-  /// What becomes of a state.
+  /// Returns abar·H, the part of a state that a step keeps.
   SELECTIVE_SCAN_HD T stays(T H) const { return is_small ? multiply_add(expm1, H, H) : abar * H; }
 };
 
-/// A step of H = A·h: see ExactIncrements.
+/// A step of H = A·h; see ExactIncrements.
 template <class T>
 struct IncrementStep {
   Growth<T> growth;
@@ -159,14 +159,14 @@ struct IncrementStep {
   }
 };
 
-/// The exact hold once more, for scans of H = A·h. With e = exp(x) − 1,
+/// The exact hold for scans of H = A·h. With e = exp(x) − 1,
 ///   H[t] = abar·H[t-1] + e·B·u
-/// where abar·H is H + e·H for a small x, so that what stays of a long memory is exact. From the
+/// where abar·H is H + e·H for a small x, so that a long memory keeps its state exactly. From the
 /// gradients g of h[t] and c = g·conj(abar) of h[t-1], both unscaled,
 ///   dΔ = Re Σ c·conj(H[t-1] + B·u)       dB = u·g·conj(e/A)       du = Re Σ g·conj(B·e/A)
 ///   conj(A)·dA = Σ Δ·c·conj(H[t-1]) + conj(B·u)·q                 q = g·conj(A·dbbar/dA)
-/// where A·dbbar/dA = Δ·abar − e/A, which cancels for a small x: there it is Δ·e·φ1'(x)/φ1(x).
-/// This takes no φ1, but A must not be 0.
+/// where A·dbbar/dA = Δ·abar − e/A, which cancels for a small x: there it is Δ·e·φ1'(x)/φ1(x). This
+/// form needs no φ1, but A must not be 0.
 struct ExactIncrements {
   template <class T>
   struct StepCache {
@@ -174,7 +174,7 @@ struct ExactIncrements {
     T abar;
     T inverse;  // 1/A
   };
-  /// This takes a policy that has growth(Δ, exact_hold_constants(A)).
+  /// Requires a policy that has growth(Δ, exact_hold_constants(A)).
   template <class Math, class T>
   static SELECTIVE_SCAN_HD IncrementStep<T> step(real_t<T> delta, real_t<T> u,
                                                  const ExactHold::Constants<Math, T>& constants) {
@@ -188,13 +188,13 @@ struct ExactIncrements {
     kept = {step.growth.expm1, step.growth.abar, constants.inverse};
     return step.advance(H, B);
   }
-  /// `x` is what the gradient of Δ is the real part of. `input` is u·B.
+  /// `input` is u·B. The gradient of Δ is the real part of the result's `x`.
   template <class T>
   static SELECTIVE_SCAN_HD StepGradient<T> step_back(const StepCache<T>& kept, T H, T input, T g) {
     const T carry = g * conj(kept.abar);
     return {carry, (g * conj(kept.growth)) * conj(kept.inverse), carry * conj(H + input)};
   }
-  /// What a step adds to conj(A)·dA; `carry` is c.
+  /// Returns the term of conj(A)·dA for one step; `carry` is c.
   template <class T>
   static SELECTIVE_SCAN_HD T gradient_of_A(real_t<T> delta, T A, const StepCache<T>& kept, T H,
                                            T input, T g, T carry) {

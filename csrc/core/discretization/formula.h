@@ -1,13 +1,14 @@
-// What a discretization is, and all that follows from it.
+// The definition of a discretization and the step forms derived from it.
 //
-// With x = Δ·A a method is abar = a(x), bbar = Δ·b(x). Its formula has a value and its derivatives,
+// With x = Δ·A a method has abar = a(x) and bbar = Δ·b(x). Its formula supplies a and b and their
+// derivatives,
 //
 //   hold<Math>(Δ, pole)           a and b
 //   slopes<Math>(Δ, pole, hold)   a' and b'
 //
-// and StepForms derives from these two every form in which a kernel takes a step or goes back
-// through one. A formula that does one of them better, with fewer operations or without a
-// cancellation, has a member of the same name, which hides the derived one.
+// from which StepForms derives every form in which a kernel takes a step or goes back through one.
+// A formula that computes one of these forms better, with fewer operations or without cancellation,
+// defines a member of the same name, which hides the derived one.
 #pragma once
 
 #include "../complex.h"
@@ -17,7 +18,7 @@
 
 namespace selective_scan {
 
-/// b(x) = 1 + x/2 + square·x² + cube·x³, of a method that Method::kSeries stands for.
+/// b(x) = 1 + x/2 + square·x² + cube·x³, for the methods that Method::kSeries stands for.
 template <class R>
 struct Series {
   R square;
@@ -30,7 +31,8 @@ SELECTIVE_SCAN_HD Series<R> series_of(Method method) {
           constant<R>(method == Method::kRk4 ? 1.0 / 24 : 0)};
 }
 
-/// One entry of A with what depends on it alone, so that no kernel computes that for every step.
+/// One entry of A and the values that depend on it alone, so that no kernel recomputes them each
+/// step.
 template <class T>
 struct Pole {
   T A;
@@ -48,10 +50,10 @@ SELECTIVE_SCAN_HD Pole<T> make_pole(T A, Method method) {
   return {A, Math::exponent(A), reciprocal(A), series_of<real_t<T>>(method)};
 }
 
-/// a(x) and b(x). But for the one factor Δ of bbar, everything depends on Δ and A through x alone,
+/// a(x) and b(x). Apart from the factor Δ of bbar, everything depends on Δ and A through x alone,
 /// so the gradient of x serves both: dA = Δ·dx and, with w = g·conj(B),
 ///   dΔ = Re Σ (dx·conj(A) + u·w·conj(b))        du = Δ·Re Σ w·conj(b)
-/// Where the input has a step E of its own, bbar = E·b(x): then dΔ is Re Σ dx·conj(A) alone, and
+/// If the input has its own step E, bbar = E·b(x). Then dΔ is Re Σ dx·conj(A) alone, and
 ///   dE = u·Re Σ w·conj(b)                       du = E·Re Σ w·conj(b)
 template <class T>
 struct Hold {
@@ -81,37 +83,38 @@ struct Derivatives {
   T bbar_A;
 };
 
-/// A step for a scan that has Δ·u at hand: h[t] = abar·h[t-1] + input·B. The input is real where
-/// bbar is Δ itself.
+/// A step for a scan that already has Δ·u: h[t] = abar·h[t-1] + input·B. The input is real if bbar
+/// is Δ itself.
 template <class T, class Input>
 struct Step {
   T abar;
   Input input;
 };
 
-/// Gradients from g, that of h[t], for scans that have B and the states on both sides of a step at
-/// hand; the last two divided by Formula::kInputScale and kXScale.
+/// Gradients computed from g, the gradient of h[t], for scans that already have B and the states
+/// before and after a step. `input` is divided by Formula::kInputScale, `x` by kXScale.
 template <class T>
 struct StepGradient {
   T state;  // of h[t-1]
-  T input;  // g·conj(b): Δ·u times it is the gradient of B, Re Σ input·conj(B) that of Δ·u
+  T input;  // g·conj(b): Δ·u·input is the gradient of B, Re Σ input·conj(B) that of Δ·u
   T x;      // of x = Δ·A
 };
 
-/// The base of formula F.
+/// The base class of formula F.
 template <class F>
 struct StepForms {
-  /// Whether a(x) = exp(x): then a' = a, and abar over several steps is that of the sum of them.
+  /// True if a(x) = exp(x). Then a' = a, and the product of abar over several steps is abar of the
+  /// sum of their Δ.
   static constexpr bool kAbarIsExponential = false;
-  /// Whether bbar is anything but Δ itself.
+  /// True unless bbar is Δ itself.
   static constexpr bool kBbarDependsOnA = true;
-  /// Whether abar is Math::exp_at(Δ, constants.rate), and keep_with() makes the rest of a step for
-  /// whoever has abar.
+  /// True if abar is Math::exp_at(Δ, constants.rate) and keep_with() computes the rest of a step
+  /// from a given abar.
   static constexpr bool kAbarIsByRate = false;
-  /// Whether scans may go by ExactIncrements.
+  /// True if scans may use ExactIncrements.
   static constexpr bool kHasIncrements = false;
 
-  // These are for scans that take each step from Δ, A and u.
+  // For scans that compute each step from Δ, A and u.
 
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Coefficients<T> value(real_t<T> delta, const Pole<T>& pole) {
@@ -128,7 +131,8 @@ struct StepForms {
             (delta * delta) * slopes.b};
   }
 
-  /// The gradient of x from those of a and b; da·conj(a) is what a scan needs anyway.
+  /// Returns the gradient of x from those of a and b. The caller passes da·conj(a), since a scan
+  /// needs it anyway.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD T gradient_of_x(real_t<T> delta, const Pole<T>& pole,
                                            const Hold<T>& hold, T da, T da_conj_a, T db) {
@@ -139,7 +143,7 @@ struct StepForms {
     return dx;
   }
 
-  // These are for scans that prepare a pole once and have Δ·u at hand.
+  // For scans that prepare each pole once and already have Δ·u.
 
   template <class Math, class T>
   using Constants = Pole<T>;
@@ -154,7 +158,7 @@ struct StepForms {
     return {hold.a, delta_u * hold.b};
   }
 
-  // To go forth and back through steps:
+  // For scans that go forward and then back through steps:
   //   keep<Math>(Δ, kPoleScale·A, constants), advance(kept, kInputScale·Δ·u, h[t-1], B) and
   //   step_back<Math>(Δ·u, kept, h[t-1], h[t], B, g)
 
@@ -162,7 +166,7 @@ struct StepForms {
   static constexpr double kPoleScale = 1;
   static constexpr double kXScale = 1;
 
-  /// What a step is made of.
+  /// The values that a scan keeps of a step.
   template <class T>
   struct StepCache {
     Hold<T> hold;
@@ -195,8 +199,8 @@ struct StepForms {
 template <Method kMethod>
 struct Formula;
 
-/// Gradients of the step and the pole, from those of abar and bbar (conjugate Wirtinger derivatives
-/// where complex, as PyTorch has them).
+/// Gradients of the step and the pole, computed from those of abar and bbar (conjugate Wirtinger
+/// derivatives if complex, as in PyTorch).
 template <class T>
 struct DiscretizationGradient {
   real_t<T> delta;

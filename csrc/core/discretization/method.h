@@ -1,19 +1,19 @@
-// The discretizations by name. csrc/core/discretization.h tells how to add one.
+// The names of the discretizations. csrc/core/discretization.h says how to add one.
 #pragma once
 
 #include <cstdint>
 
 namespace selective_scan {
 
-/// highorder, poly and rk4 differ in coefficients alone. kSeries stands for them all where kernels
-/// take the coefficients at run time; no call has it.
+/// highorder, poly and rk4 differ in their coefficients alone. kSeries stands for all three in
+/// kernels that take the coefficients at run time; no call has this value.
 enum class Method : int8_t { kSeries = -1, kZoh, kFoh, kBilinear, kPoly, kHighorder, kRk4 };
 
 /// Indexed by Method.
 constexpr const char* kMethodNames[] = {"zoh", "foh", "bilinear", "poly", "highorder", "rk4"};
 constexpr int kNumMethods = sizeof(kMethodNames) / sizeof(kMethodNames[0]);
 
-/// The method for which those kernels are compiled that run a method.
+/// Returns the method that the kernels running `method` are compiled for.
 constexpr Method kernel_method(Method method) {
   const bool is_series =
       method == Method::kHighorder || method == Method::kPoly || method == Method::kRk4;

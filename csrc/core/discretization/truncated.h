@@ -8,15 +8,15 @@
 
 namespace selective_scan {
 
-/// What exp(Δ·A) needs of A, for a policy that has rate(A) and exp_at(Δ, rate).
+/// The value that exp(Δ·A) takes from A, for a policy that has rate(A) and exp_at(Δ, rate).
 template <class Math, class T>
 using rate_t = decltype(Math::rate(T{}));
 
-/// A series has as many terms as the method of the call: coefficients are known at run time, and
-/// those that it lacks are zero.
+/// The number of terms depends on the method of the call: the coefficients are known at run time,
+/// and missing ones are zero.
 constexpr int kAnyTerms = 0;
 
-/// This stands in the place of a Series where all coefficients are known.
+/// Takes the place of a Series if all coefficients are known at compile time.
 struct NoSeries {
   template <class R>
   SELECTIVE_SCAN_HD operator Series<R>() const {
@@ -32,7 +32,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   static constexpr bool kAbarIsByRate = true;
   static constexpr int kMostTerms = kTerms == kAnyTerms ? 4 : kTerms;
 
-  /// `scale` times the coefficient of x^k in b.
+  /// Returns `scale` times the coefficient of x^k in b.
   template <class T>
   static SELECTIVE_SCAN_HD real_t<T> coefficient(int k, const Series<real_t<T>>& series,
                                                  int scale = 1) {
@@ -63,7 +63,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     }
   }
 
-  /// d(Δ·b)/dΔ = b + x·b' is exp's series of as many terms; d(Δ·b)/dA = Δ²·b'.
+  /// d(Δ·b)/dΔ = b + x·b' is the series of exp with the same number of terms; d(Δ·b)/dA = Δ²·b'.
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Derivatives<T> derivatives(real_t<T> delta, const Pole<T>& pole,
                                                       const Coefficients<T>& value) {
@@ -77,7 +77,7 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     return {pole.A * value.abar, delta * value.abar, exp_series, (delta * delta) * slope};
   }
 
-  /// b is a polynomial of Δ, with coefficients A^k/(k+1)! for k > 0.
+  /// b is a polynomial in Δ, with coefficients A^k/(k+1)! for k > 0.
   template <class Math, class T>
   struct Constants : std::conditional_t<kTerms == kAnyTerms, Series<real_t<T>>, NoSeries> {
     rate_t<Math, T> rate;
@@ -89,8 +89,8 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
     if constexpr (kTerms == kAnyTerms) static_cast<Series<real_t<T>>&>(result) = series;
     result.rate = Math::rate(A);
     for (int k = 1; k < kMostTerms; ++k) {
-      // The product begins with the coefficient: a power of A by itself may be infinite, which
-      // times zero is no number.
+      // The product begins with the coefficient: a power of A alone may be infinite, and zero times
+      // infinity is NaN.
       T& product = result.coefficients[k - 1];
       product = coefficient<T>(k, series) * A;
       for (int i = 1; i < k; ++i) product = product * A;
@@ -111,13 +111,13 @@ struct TruncatedHold : StepForms<TruncatedHold<kTerms>> {
   }
 
   /// With k = kInputScale and s = k·Δ·u·B,
-  ///   h[t] = a·h[t-1] + s·b/k        its derivative by x is a·h[t-1] + s·b'/k
-  /// b/k and b'/k take few operations where they are polynomials of the right v:
+  ///   h[t] = a·h[t-1] + s·b/k        and its derivative by x is a·h[t-1] + s·b'/k
+  /// b/k and b'/k take few operations as polynomials of the right v:
   ///   b                        k    v          b/k                          b'/k
   ///   1 + x/2                  1/2  1 + x      1 + v                        1
   ///   1 + x/2 + x²/6           2/3  3/4 + x/2  v² + 15/16                   v
   ///   1 + x/2 + x²/6 + x³/24   9/8  4/9 + x/3  v·(v² + 20/27) + 344/729     v² + 20/81
-  /// With any coefficients k = 1 and v = x, and b and b' are what they are.
+  /// With coefficients known at run time k = 1 and v = x, and b and b' are computed directly.
   template <class T>
   struct StepCache {
     T a;

@@ -5,9 +5,9 @@
 
 namespace selective_scan {
 
-/// A step h[t] = h[t-1] + r·(x·h[t-1] + input·B) with r = 1/(1 − x/2). What r is off by counts as
-/// little as x: approximate reciprocals are off to one side, and the states of a slow memory would
-/// drift.
+/// A step h[t] = h[t-1] + r·(x·h[t-1] + input·B) with r = 1/(1 − x/2). In this form x scales the
+/// error of r. Approximate reciprocals err to one side, so otherwise the states of a slow memory
+/// would drift.
 template <class T>
 struct TustinStep {
   T r;
@@ -19,7 +19,7 @@ struct TustinStep {
   }
 };
 
-/// Tustin's rule. For A = −A it is the form that some print, (1 − x/2)/(1 + x/2).
+/// Tustin's rule. Evaluated at −A it is the form that some publications print, (1 − x/2)/(1 + x/2).
 struct Tustin : StepForms<Tustin> {
   template <class Math, class T>
   static SELECTIVE_SCAN_HD Hold<T> hold(real_t<T> delta, const Pole<T>& pole) {

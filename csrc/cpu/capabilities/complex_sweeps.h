@@ -1,4 +1,4 @@
-// Sweeps of complex states for the instruction set of a source.
+// Instantiates the sweeps of complex states for the including source's instruction set.
 #include "instructions.h"
 
 #if defined(SELECTIVE_SCAN_INSTRUCTION_SET)

@@ -1,7 +1,7 @@
-// The instructions of a source, which defines SELECTIVE_SCAN_AVX2, SELECTIVE_SCAN_AVX512 or neither
-// and includes a part. The part includes this twice: its code between is for these instructions,
-// and SELECTIVE_SCAN_INSTRUCTION_SET their type. Where the architecture lacks them nothing is
-// defined, and the part has no code.
+// The instruction set of a source, which defines SELECTIVE_SCAN_AVX2, SELECTIVE_SCAN_AVX512 or
+// neither and includes a part (such as step.h). The part includes this file twice: the code in
+// between is compiled for the instruction set, whose type is SELECTIVE_SCAN_INSTRUCTION_SET. On an
+// architecture without these instructions nothing is defined, and the part is empty.
 #if !defined(SELECTIVE_SCAN_INSTRUCTION_SET)
 
 #include "../simd/standard_headers.h"

@@ -1,4 +1,5 @@
-// The table of all kernels for the instruction set of a source, and those that are no other part's.
+// Builds the kernel table of the including source's instruction set, and instantiates the kernels
+// that no other part does.
 #include "instructions.h"
 
 #if defined(SELECTIVE_SCAN_INSTRUCTION_SET)
@@ -19,7 +20,7 @@
 
 namespace selective_scan::cpu {
 
-/// `State` is a vector of real numbers or a complex number of such vectors, and so is V below.
+/// `State`, like V below, is a vector of real numbers or a complex number of such vectors.
 template <class State>
 constexpr Kernels kernels_of() {
   using Forward = ForwardKernel<State>;
@@ -56,7 +57,7 @@ constexpr UpdateKernels update_kernels_of() {
   return {&UpdateKernel<State>::scratch_bytes, &UpdateKernel<State>::run};
 }
 
-// The kernels of these are in other sources of the instruction set.
+// Other sources of the instruction set instantiate these.
 extern template struct MatrixScan<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
 extern template struct MatrixScan<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
 extern template struct MatrixScan<Complex<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>>;

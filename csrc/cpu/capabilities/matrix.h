@@ -1,4 +1,4 @@
-// The scan with full state matrices for the instruction set of a source.
+// Instantiates the scan with full state matrices for the including source's instruction set.
 #include "instructions.h"
 
 #if defined(SELECTIVE_SCAN_INSTRUCTION_SET)

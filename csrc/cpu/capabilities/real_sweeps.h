@@ -1,4 +1,4 @@
-// Sweeps of real states for the instruction set of a source.
+// Instantiates the sweeps of real states for the including source's instruction set.
 #include "instructions.h"
 
 #if defined(SELECTIVE_SCAN_INSTRUCTION_SET)

@@ -1,4 +1,4 @@
-// A token's step through a stack of layers for the instruction set of a source.
+// Instantiates a token's step through a stack of layers for the including source's instruction set.
 #include "instructions.h"
 
 #if defined(SELECTIVE_SCAN_INSTRUCTION_SET)

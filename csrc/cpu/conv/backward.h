@@ -1,9 +1,9 @@
-// The causal convolution of a block of channels, backwards.
+// The backward pass of the causal convolution for a block of channels.
 //
-// A segment is walked from its first step to its last, as forwards. Each step gives g[t], the
-// gradient of the sum before the activation, which is computed again, and from it and the width - 1
-// before it the gradient of x width - 1 steps earlier. Where a sequence goes on behind the segment,
-// g is computed for width - 1 steps more, which count in no sum here; where it ends, g is 0 there.
+// A segment is walked from its first step to its last, as in the forward pass. At each step the sum
+// before the activation is recomputed. Its gradient g[t] and the g of the width - 1 steps before
+// give the gradient of x width - 1 steps earlier. If a sequence continues after the segment, g is
+// computed for width - 1 more steps, which enter no sum here; if it ends, g is 0 there.
 #pragma once
 
 #include "../simd/vector_math.h"
@@ -22,8 +22,7 @@ class ConvBackward {
     ConvBackward(params, split, task).run(static_cast<T*>(parts));
   }
 
-  /// What arrives at the final states of a sequence without steps is the gradient of its initial
-  /// ones.
+  /// Copies dfinal_states of a sequence without steps to the gradient of its initial states.
   static void end(const ConvBackwardParams& params, const ConvSplit& split, int64_t sequence,
                   int64_t block_index) {
     const Run run = run_of(params, sequence);
@@ -69,7 +68,7 @@ class ConvBackward {
     const Differentiate differentiate = kDifferentiate[params_.width - 1][params_.silu];
     block_.load_history(run, task_.batch, first, x_);
     block_.zero(g_, history);
-    // Sums that count, and those of the steps behind the segment.
+    // The sums to keep, and the discarded sums of the steps after the segment.
     const Sums sums{dtaps_, dbias_}, others{unused_dtaps_, unused_dbias_};
     for (int64_t step = first; step < stop + history; step += split_.tile_steps) {
       const int64_t steps = lesser_of(split_.tile_steps, stop + history - step);
@@ -101,10 +100,10 @@ class ConvBackward {
     return greater_of(0, lesser_of(value, high));
   }
 
-  /// The rows of g_ hold dx from `step - history` on.
+  /// Adds dfinal_states to dx. The rows of g_ hold dx from `step - history` on.
   void add_final_gradient(const Run& run, int64_t step, int64_t steps) {
     if (run.states == Run::kNone || !params_.dfinal_states.present()) return;
-    // The last state's steps end where the sequence does: row i of it belongs to step
+    // The final state's steps end with the sequence: row i of the state belongs to step
     // run.end - history + i, which is row run.end - step + i of the tile.
     const int64_t begin = clamped(run.end - step, steps);
     const int64_t end = clamped(run.end - step + block_.history, steps);
@@ -117,7 +116,7 @@ class ConvBackward {
     }
   }
 
-  /// Those of the segment's own steps, and of the steps before a sequence that begins here.
+  /// Stores dx of the segment's own steps and, if a sequence begins here, of the steps before it.
   void store_gradient(const Run& run, int64_t first, int64_t stop, int64_t step,
                       int64_t steps) const {
     const int64_t from = step - block_.history;
@@ -132,9 +131,9 @@ class ConvBackward {
     T* dtaps;
     T* dbias;
   };
-  /// x: each step's and the width - 1 before, in consecutive rows. g: that of the width - 1 steps
-  /// before, then dout. Leaves the gradient of x in the place of the oldest of each, and g of the
-  /// last width - 1 steps behind them.
+  /// `x` holds x of the width - 1 steps before and of each step, in consecutive rows. `g` holds g
+  /// of the width - 1 steps before, then dout. On return the rows of `g` hold dx from width - 1
+  /// steps earlier on, followed by g of the last width - 1 steps.
   using Differentiate = void (*)(const T* taps, const T* bias, int64_t steps, int64_t pitch,
                                  const T* x, T* g, const Sums& sums);
 

@@ -1,9 +1,9 @@
-// A block of channels: what both passes do with it.
+// A block of channels, and the operations on it that both passes share.
 //
-// The lanes of vectors are channels. Tiles of some steps of them are brought into the first-level
-// cache, converted and, where time is what is contiguous in memory, transposed on the way, so that
-// every array may have a layout of its own. A block is wide where channels are neighbours in
-// memory, and one vector where steps are.
+// The lanes of vectors are channels. Tiles of a few steps of a block are loaded into the
+// first-level cache and converted and, if time is contiguous in memory, transposed, so that every
+// array may have its own layout. A block is wide if channels are adjacent in memory, and one vector
+// if steps are.
 #pragma once
 
 #include <array>
@@ -25,9 +25,9 @@ class ConvBlock {
   static constexpr int64_t kMaxLanes = 128;
   static constexpr int64_t kTileElements = 4096;
   static constexpr int64_t kMaxHistory = kMaxConvWidth - 1;
-  /// Rows of `pitch` lanes, those of the steps before a tile's first one among them.
+  /// Rows of `pitch` lanes, including those of the steps before the tile's first step.
   using Tile = T[kTileElements + kMaxHistory * kMaxLanes];
-  /// It holds a row for every tap, or for every step of a state.
+  /// Holds a row for every tap, or for every step of a state.
   using Taps = T[kMaxConvWidth * kMaxLanes];
 
   SELECTIVE_SCAN_HD ConvBlock(const ConvParams& params, const ConvSplit& split, int64_t block)
@@ -52,7 +52,7 @@ class ConvBlock {
   SELECTIVE_SCAN_HD void zero(T* tile, int64_t steps) const {
     for (int64_t i = 0; i < steps * pitch; i += R::kWidth) R(T(0)).store(tile + i);
   }
-  /// The `steps` rows behind the first `from` become the first.
+  /// Moves `steps` rows, from row `from` on, to the front of the tile.
   SELECTIVE_SCAN_HD void move_to_front(T* tile, int64_t from, int64_t steps) const {
     for (int64_t i = 0; i < steps * pitch; i += R::kWidth) {
       R::load(tile + from * pitch + i).store(tile + i);
@@ -68,8 +68,8 @@ class ConvBlock {
     }
   }
 
-  /// x at the width - 1 steps before `step`, as far as they belong to the run, and before these its
-  /// initial states.
+  /// Loads x at the width - 1 steps before `step`. Steps before the run's first one take its
+  /// initial states, or 0.
   void load_history(const Run& run, int64_t batch, int64_t step, T* tile) const {
     const int64_t from_x = lesser_of(history, step - run.begin);
     const int64_t missing = history - from_x;
@@ -81,7 +81,7 @@ class ConvBlock {
     load(params_.x, batch, step - from_x, from_x, tile + missing * pitch);
   }
 
-  /// Calls visit(run, first, stop) for the runs, or parts of runs, of a task's segment.
+  /// Calls visit(run, first, stop) for each run, or part of a run, in a task's segment.
   template <class Visit>
   SELECTIVE_SCAN_HD void for_each_run(const ConvSplit& split, const ConvTask& task,
                                       const Visit& visit) const {
@@ -104,7 +104,7 @@ class ConvBlock {
   const ConvParams& params_;
 };
 
-/// make<kWidth, kSilu>() for every width, from 1 on, and without and with an activation.
+/// Returns a table of make<kWidth, kSilu>() for every width from 1 on, without and with activation.
 template <class Function, class Make>
 constexpr auto conv_instances(const Make& make) {
   std::array<std::array<Function, 2>, kMaxConvWidth> instances{};

@@ -1,4 +1,4 @@
-// The causal convolution of a block of channels, forwards.
+// The forward pass of the causal convolution for a block of channels.
 #pragma once
 
 #include "../simd/vector_math.h"
@@ -38,7 +38,7 @@ class ConvForward {
     });
   }
 
-  /// The final states of a sequence.
+  /// Writes the final states of a sequence.
   static void end(const ConvForwardParams& params, const ConvSplit& split, int64_t sequence,
                   int64_t block_index) {
     const Block block(params, split, block_index);
@@ -49,8 +49,8 @@ class ConvForward {
     block.store(params.final_states, sequence, 0, block.history, tile);
   }
 
-  /// It makes the output, in the row of the oldest step, from x at each step and the width - 1
-  /// before, in consecutive rows.
+  /// Computes the output from x at each step and the width - 1 steps before it, in consecutive
+  /// rows. Each output replaces the oldest row that it needs.
   using Convolve = void (*)(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile);
 
   static Convolve convolve_for(const ConvParams& params) {

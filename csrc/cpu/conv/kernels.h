@@ -1,4 +1,4 @@
-// What the kernels of the causal convolution are called by.
+// The interface of the causal convolution's kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace selective_scan::cpu {
 
-/// How a pass is divided: into blocks of channels and, along time, into segments, which tasks walk
-/// a tile at a time. It depends on the shape and the layout alone.
+/// The division of a pass into blocks of channels and segments of time. A task walks one segment of
+/// one block a tile at a time. The division depends on the shape and the layout alone.
 struct ConvSplit {
   int64_t block_channels = 0;
   int64_t tile_steps = 0;
@@ -23,8 +23,8 @@ struct ConvTask {
   int64_t block = 0;
 };
 
-/// The kernels of one compute type. `parts` receives the task's sums for dweight's taps and, behind
-/// them, for dbias: (batch, segment, tap, channel), contiguous, of the compute type.
+/// The kernels of one compute type. `parts` receives the task's sums for the taps of dweight, then
+/// for dbias: (batch, segment, tap, channel), contiguous, of the compute type.
 struct ConvKernels {
   int64_t vector_channels;
   int64_t max_block_channels;
@@ -32,7 +32,8 @@ struct ConvKernels {
   void (*forward)(const ConvForwardParams& params, const ConvSplit& split, const ConvTask& task);
   void (*backward)(const ConvBackwardParams& params, const ConvSplit& split, const ConvTask& task,
                    void* parts);
-  /// Writes one sequence's final states, or what it leaves of dfinal_states if it has no steps.
+  /// end_forward writes a sequence's final states; end_backward passes dfinal_states of a sequence
+  /// without steps on to dinitial_states.
   void (*end_forward)(const ConvForwardParams& params, const ConvSplit& split, int64_t sequence,
                       int64_t block);
   void (*end_backward)(const ConvBackwardParams& params, const ConvSplit& split, int64_t sequence,

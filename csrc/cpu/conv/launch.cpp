@@ -1,4 +1,4 @@
-// The causal convolution on the CPU: how it is divided, and the sums of what the tasks leave.
+// The causal convolution on the CPU: its division into tasks, and the sums of the tasks' results.
 
 #include "../launch.h"
 
@@ -11,12 +11,12 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Steps and channels of a task, of which there are this many at least if segments keep so many
-/// steps.
+/// The most steps times channels of a task. A pass is divided into at least kWantedTasks tasks as
+/// long as segments keep kMinSegment steps.
 constexpr int64_t kTaskElements = 32768;
 constexpr int64_t kWantedTasks = 32;
 constexpr int64_t kMinSegment = 64;
-/// An update of fewer values than this is done before another thread has woken up.
+/// An update of fewer values than this finishes before another thread has woken up.
 constexpr int64_t kSmallUpdate = 16384;
 
 const ConvKernels& kernels_for(const ConvParams& params) {
@@ -42,7 +42,7 @@ ConvSplit split_of(const ConvParams& params) {
   return split;
 }
 
-/// Neighbouring blocks, which may share memory pages, are neighbours in the order.
+/// Adjacent blocks, which may share memory pages, are adjacent in the order of the tasks.
 template <class Body>
 void for_each_task(const ConvParams& params, const ConvSplit& split, const ThreadPool& pool,
                    const Body& body) {
@@ -64,7 +64,7 @@ int64_t part_values(const ConvParams& params) {
   return (params.width + 1) * params.dim;
 }
 
-/// Sums what tasks left, in their order.
+/// Sums the tasks' parts in a fixed order.
 template <class T>
 void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_parts,
                const ThreadPool& pool) {

@@ -1,4 +1,5 @@
-// Some steps of the causal convolution of a block of channels, and its state changed in place.
+// Advances the causal convolution of a block of channels by a few steps and updates its state in
+// place.
 #pragma once
 
 #include "forward.h"
@@ -24,7 +25,7 @@ class ConvUpdate {
     } else {
       block.load_taps(taps, bias);
       load_history(params, block, row, slot, tile);
-      // Before out is written, which may be x.
+      // The state is updated before out is written, since out may be x.
       change_state(params, split, block, row, slot);
     }
     for (int64_t step = 0; step < params.seqlen; step += split.tile_steps) {
@@ -39,8 +40,8 @@ class ConvUpdate {
   }
 
  private:
-  /// Calls visit(position, first, steps) for stretches of `count` steps, from step `step` on, that
-  /// lie together in the ring.
+  /// Calls visit(position, first, steps) for each stretch of the `count` steps from `step` on that
+  /// is contiguous in the ring.
   template <class Visit>
   static SELECTIVE_SCAN_HD void for_each_stretch(int64_t state_len, int64_t step, int64_t count,
                                                  int64_t longest, const Visit& visit) {
@@ -72,7 +73,7 @@ class ConvUpdate {
     alignas(64) typename Block::Tile tile;
     const ArrayView& state = params.conv_state;
     const int64_t length = params.state_len, longest = split.tile_steps;
-    const int64_t kept = lesser_of(params.seqlen, length);  // steps that the state has room for
+    const int64_t kept = lesser_of(params.seqlen, length);  // steps that fit into the state
     const int64_t first_kept = params.seqlen - kept;
     if (params.cache_seqlens.present()) {
       const int64_t step = params.cache_seqlens.at(row) + first_kept;

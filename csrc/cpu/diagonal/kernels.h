@@ -1,4 +1,4 @@
-// What the kernels of the diagonal scan are called by.
+// The interface of the diagonal scan's kernels.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,16 @@ SELECTIVE_SCAN_HD T load_value(const DiagonalArray& array, int64_t offset) {
   }
 }
 
-/// How the diagonal scan divides its rows. See scan.h.
+/// The division of a diagonal scan's rows into tasks. See scan.h.
 struct DiagonalSplit {
-  int64_t segments = 1;  // of time, of every row
+  int64_t segments = 1;  // of time, in every row
   int64_t segment_steps = 0;
-  bool lanes_are_segments = false;  // else rows along one of their dimensions
+  bool lanes_are_segments = false;  // else lanes are rows along lane_dim
   int lane_dim = 0;
   int64_t lane_rows = 1;
-  int64_t outers = 1;  // combinations of the other dimensions
+  int64_t outers = 1;  // number of index combinations of the other row dimensions
 
-  /// Vectors that cover what the lanes go along.
+  /// Returns the number of vectors that cover the lanes' dimension.
   SELECTIVE_SCAN_HD int64_t blocks(int64_t width) const {
     return ceil_div(lanes_are_segments ? segments : lane_rows, width);
   }
@@ -50,7 +50,7 @@ struct DiagonalSplit {
   }
 };
 
-/// The kernels of the diagonal scan in one direction, of one compute type.
+/// The kernels of the diagonal scan in one direction and compute type.
 template <class Params>
 struct DiagonalPass {
   void (*map)(const Params& params, const DiagonalSplit& split, int64_t task, void* maps);

@@ -1,8 +1,8 @@
-// The general diagonal scan on the CPU: how rows are divided, and the passes over them.
+// The general diagonal scan on the CPU: the division of rows and the passes over them.
 //
-// Rows that are few are split into segments of time and take three passes: the affine map
+// If there are few rows, they are split into time segments and take three passes: the affine map
 // h -> product·h + offset of every segment, the state with which every segment begins, and the scan
-// itself. Rows that are many are scanned at once.
+// itself. If there are many rows, one pass scans them.
 
 #include "../launch.h"
 
@@ -19,10 +19,10 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Rows are split until there are this many chains, if segments keep this many steps.
+/// Rows are split until there are this many chains, as long as segments keep kMinSegment steps.
 constexpr int64_t kWantedChains = 512;
 constexpr int64_t kMinSegment = 1024;
-/// Fewer rows than this leave lanes idle, which segments of one row then fill.
+/// Fewer rows than this would leave lanes idle, so segments of one row fill the lanes instead.
 constexpr int64_t kEnoughRows = 16;
 
 DiagonalSplit split_of(const DiagonalScanParams& params) {
@@ -30,7 +30,7 @@ DiagonalSplit split_of(const DiagonalScanParams& params) {
   split.segments = num_segments(params);
   split.segment_steps = ceil_div(params.seqlen, split.segments);
   const int64_t* sizes = params.row_sizes;
-  // The last of the largest: its rows are closest to each other in memory as a rule.
+  // The last of the largest dimensions, whose rows are usually the closest in memory.
   for (int dim = 1; dim < params.row_dims; ++dim) {
     if (sizes[dim] >= sizes[split.lane_dim]) split.lane_dim = dim;
   }
@@ -40,8 +40,8 @@ DiagonalSplit split_of(const DiagonalScanParams& params) {
   return split;
 }
 
-/// Replaces each map's offset by the state with which its segment begins, in rows of one outer
-/// index. `given`: the states before the rows, absent for zero.
+/// Replaces each map's offset by the state with which its segment begins, for the rows of one outer
+/// index. `given` holds the states before the rows; absent means zero.
 template <class T>
 void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split,
                     const DiagonalArray& given, int64_t outer, void* workspace) {
@@ -83,7 +83,8 @@ void advance(DiagonalArray& array, int64_t index) {
   array.data = element_at(array, index * array.step);
 }
 
-/// Finds where each of packed sequences has its steps, and its states.
+/// Returns the parameters of one packed sequence, whose steps and states are found in the given
+/// arrays.
 template <class Params>
 Params params_of(const Params& packed, int64_t sequence,
                  std::type_identity_t<std::initializer_list<DiagonalArray Params::*>> steps,
@@ -131,7 +132,7 @@ int64_t num_segments(const DiagonalScanParams& params) {
   if (params.rows == 0) return 1;
   const int64_t wanted = ceil_div(kWantedChains, params.rows);
   const int64_t segments = std::clamp<int64_t>(params.seqlen / kMinSegment, 1, wanted);
-  // Whole segments: none may be empty, which the last ones could be.
+  // Recomputed from whole segments, since otherwise the last segments could be empty.
   const int64_t steps = ceil_div(params.seqlen, segments);
   return steps == 0 ? 1 : ceil_div(params.seqlen, steps);
 }
@@ -156,7 +157,7 @@ void launch(const DiagonalBackwardParams& params, void* workspace, const ThreadP
   const DiagonalKernels& kernels = kernels_for(params);
   run_calls(params, workspace, pool,
             [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {
-              // They begin with nothing: the gradient after the last step is part of dh.
+              // The backward scan begins with zero: the gradient of the last state is part of dh.
               run(call, kernels.lanes, kernels.backward, DiagonalArray(), memory, threads);
             });
 }

@@ -1,10 +1,10 @@
 // The general diagonal scan of a vector of chains.
 //
-// A chain is one row, or one segment of time of a row where rows are few. The lanes of a vector are
-// neighbouring chains: rows along the longest dimension that rows have, or segments of one row.
-// Tiles of kSteps steps of each are brought into the first-level cache, converted and transposed on
-// the way (tile.h), and walked with one multiply-add a step for all lanes. Bound by memory, or by
-// the transpositions where the arrays are in a cache.
+// A chain is one row or, if there are few rows, one time segment of a row. The lanes of a vector
+// are adjacent chains: rows along the longest row dimension, or segments of one row. Tiles of
+// kSteps steps of each chain are loaded into the first-level cache, converted and transposed on the
+// way (tile.h), and walked with one multiply-add per step for all lanes. Bound by memory, or by the
+// transpositions if the arrays are in a cache.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@
 
 namespace selective_scan::cpu {
 
-/// What a chain's lane is, and the chains of a task.
+/// The chains of a task, and the mapping of lanes to chains.
 template <class Params>
 struct Chains {
   const Params& params;
   const DiagonalSplit& split;
-  int64_t outer;       // among the combinations of the other row dimensions
+  int64_t outer;       // index among the combinations of the other row dimensions
   int64_t first_row;   // along the lanes' dimension
   int64_t first_step;  // of the first lane
   int64_t segment;     // of the first lane
@@ -50,13 +50,14 @@ struct Chains {
     first_step = segment * split.segment_steps;
   }
 
-  /// Steps that all lanes have; the last lane alone may have fewer than the others.
+  /// Returns the number of steps that all lanes have. Only the last lane may have fewer than the
+  /// others.
   SELECTIVE_SCAN_HD int64_t common_steps() const {
     const int64_t last =
         first_step + (split.lanes_are_segments ? lanes - 1 : 0) * split.segment_steps;
     return lesser_of(split.segment_steps, params.seqlen - last);
   }
-  /// Whether the last lane, or every lane where they are rows, ends where its row ends.
+  /// Returns whether the last lane (every lane, if lanes are rows) contains the end of its row.
   SELECTIVE_SCAN_HD bool has_last_segment() const {
     return (split.lanes_are_segments ? segment + lanes : segment + 1) == split.segments;
   }
@@ -66,8 +67,7 @@ struct Chains {
     return row * split.segments + segment + (split.lanes_are_segments ? lane : 0);
   }
 
-  /// The components of steps [first, first + steps) of `count` lanes, as a section of one
-  /// component.
+  /// Returns one component of steps [first, first + steps) of `count` lanes as a section.
   SELECTIVE_SCAN_HD Section section(const DiagonalArray& array, int64_t first, int64_t steps,
                                     int count, int64_t component) const {
     const int64_t offset = row_offset(array) + (first_step + first) * array.step + component;
@@ -78,7 +78,7 @@ struct Chains {
             array.step,
             split.lanes_are_segments ? split.segment_steps * array.step : lane_row_stride(array)};
   }
-  /// Returns where a lane's row begins.
+  /// Returns the offset at which a lane's row begins.
   SELECTIVE_SCAN_HD int64_t lane_offset(const DiagonalArray& array, int lane) const {
     return row_offset(array) + (split.lanes_are_segments ? 0 : lane * lane_row_stride(array));
   }
@@ -106,7 +106,7 @@ class DiagonalKernel {
   using Tile = T[kSteps * kPitch];
 
  public:
-  /// Leaves the map of every chain of a task.
+  /// Stores the map of every chain of a task.
   static void map(const Params& params, const DiagonalSplit& split, int64_t task, void* maps) {
     DiagonalKernel kernel(params, split, task);
     kernel.product_ = one<V>();
@@ -125,7 +125,8 @@ class DiagonalKernel {
     }
   }
 
-  /// `maps`: their offsets are the states that segments begin with; unused without segments.
+  /// The offsets of `maps` are the states that segments begin with; `maps` is unused without
+  /// segments.
   static void scan(const Params& params, const DiagonalSplit& split, int64_t task,
                    const void* maps) {
     DiagonalKernel kernel(params, split, task);
@@ -164,7 +165,8 @@ class DiagonalKernel {
   DiagonalKernel(const Params& params, const DiagonalSplit& split, int64_t task)
       : params_(params), chains_(params, split, task, kWidth) {}
 
-  /// Calls visit for the tiles of all lanes, then of all but the last one, which may be shorter.
+  /// Calls visit for the tiles of all lanes, then for the remaining tiles of all but the last lane,
+  /// which may be shorter.
   template <class Visit>
   void for_all_steps(const Visit& visit) {
     const int64_t common = chains_.common_steps();
@@ -193,8 +195,8 @@ class DiagonalKernel {
     store_number(value, tile + t * kPitch, kWidth);
   }
 
-  /// Both components of steps that follow each other in memory are one array of twice as many; in
-  /// the other direction the imaginary parts come first.
+  /// If steps are adjacent in memory, both components form one array of twice as many values; for a
+  /// negative stride the imaginary parts come first.
   static bool is_interleaved(const DiagonalArray& array) {
     return is_complex_v<V> && array.imag == 1 && (array.step == 2 || array.step == -2);
   }
@@ -258,8 +260,8 @@ class DiagonalKernel {
     }
   }
 
-  /// The states before the steps. The one before a row's first step, which is the last that is
-  /// visited, is its initial state.
+  /// Loads the states before the steps. The state before a row's first step, which is visited last,
+  /// is the row's initial state.
   void load_states(int64_t first, int64_t steps, int lanes) {
     const bool ends = chains_.has_last_segment() && lanes == chains_.lanes &&
                       first + steps == chains_.common_steps();
@@ -277,7 +279,8 @@ class DiagonalKernel {
     put(h_, steps - 1, before);
   }
 
-  /// The values are in the lane of every chain that is a row's first, or last, segment.
+  /// Returns the value of each lane's row. It is meaningful in the lanes whose chain is the first,
+  /// or last, segment of its row.
   V load_rows(const DiagonalArray& array) const {
     V values{};
     for (int lane = 0; lane < chains_.lanes; ++lane) {
@@ -302,7 +305,7 @@ class DiagonalKernel {
     }
   }
 
-  // --- the ends of the backward pass
+  // --- the end of the backward pass
 
   static SELECTIVE_SCAN_HD Wide widened(ScalarValue value) {
     if constexpr (is_complex_v<V>) {

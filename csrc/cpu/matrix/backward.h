@@ -1,17 +1,17 @@
-// The backward scan with full state matrices, of one vector of channels: chunks from the last to
-// the first. With g[t] the gradient of h[t],
+// The backward scan with full state matrices for one vector of channels, over the chunks from the
+// last to the first. With g[t] the gradient of h[t],
 //
 //   λ[t] = (I − Δ/2·H)^-H·g[t]       g[t-1] = conj(C[t-1])·dy[t-1] + (I + Δ/2·H)^H·λ[t]
 //   dH   = Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
 //   dΔ   = Re(λ[t]^H·slope[t])       d(B·u) = Δ·λ[t]
 //
-// and where the input has steps E of its own
+// and, if the input has its own steps E,
 //
 //   dΔ   = Re((H^H·λ[t])^H·(h[t] + h[t-1])/2)       d(B·u) = E·λ[t]
 //
-// From the state saved before a chunk the steps are taken again, and kept; on the way back each is
-// factored anew, for factors of all steps would not stay in any cache. dB and dC leave the basis as
-// small matrix products over the chunk.
+// The steps of a chunk are recomputed from the state saved before it, and kept. On the way back
+// each step is factored again, since the factors of all steps would not fit in any cache. Small
+// matrix products over the chunk take dB and dC out of the basis.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,16 @@ struct MatrixBackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   MatrixInputs<State> inputs;
-  State* carry;                 // (state): the part of g that later steps make
+  State* carry;                 // (state): the part of g that comes from later steps
   State* gradient;              // (state): g
   CompensatedState<State>* dB;  // (state), if constant
   CompensatedState<State>* dC;
-  State* states;  // (step and one more, state): h, the state before the chunk first
-  State* slopes;  // (step, state): or (h[t] + h[t-1])/2, whichever dΔ is made of
+  State* states;  // (step, state), one step more: h, beginning with the state before the chunk
+  State* slopes;  // (step, state): the slopes or, with steps E, (h[t] + h[t-1])/2; dΔ is computed
+                  // from these
   State* lambdas;
-  State* turned;  // λ or h out of the basis
-  T* tile;        // of dB or dC, as ProjectionTile has them
+  State* turned;  // λ or h, taken out of the basis
+  T* tile;        // of dB or dC, laid out like a ProjectionTile
 
   SELECTIVE_SCAN_HD MatrixBackwardScratch(const ScanParams& params, void* base)
       : arena{static_cast<char*>(base)}, steps(arena), inputs(arena, params) {
@@ -60,7 +61,7 @@ struct MatrixBackward {
   using T = scalar_t<State>;
   using Scratch = MatrixBackwardScratch<State>;
 
-  /// That of run() and of finish().
+  /// Returns the bytes of scratch memory that run() and finish() need.
   static int64_t scratch_bytes(const ScanParams& params) {
     Arena arena;
     for (int matrix = 0; matrix < 2; ++matrix) arena.take<State>(params.dstate * params.dstate);
@@ -200,8 +201,8 @@ struct MatrixBackward {
     return constant<R>(kOutputScale<State>) * scratch.steps.dy[t];
   }
 
-  /// dH += Σ Δ/2·λ·(h + h before)^H, some rows and columns at a time in registers. Leaves other
-  /// values in place of the slopes.
+  /// dH += Σ Δ/2·λ·(h + h before)^H, a tile of rows and columns at a time in registers. Overwrites
+  /// the slopes.
   static void add_to_dH(int64_t order, int64_t steps, const Scratch& scratch, State* dH) {
     State* const middles = scratch.slopes;
     for (int64_t t = 0; t < steps; ++t) {

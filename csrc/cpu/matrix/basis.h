@@ -1,4 +1,5 @@
-// The basis in which a channel's A is a Hessenberg matrix, A = Q·H·Q^H, and what goes through it.
+// The basis in which a channel's A is a Hessenberg matrix, A = Q·H·Q^H, and conversions to and from
+// it.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ SELECTIVE_SCAN_HD Lanes channels_of(const Block& block) {
   return lanes;
 }
 
-/// result[t][i] = Σ_k matrix(i, k)·in(k, t) for `steps` steps. Several steps go together, as many
-/// sums as keep the multipliers busy.
+/// result[t][i] = Σ_k matrix(i, k)·in(k, t) for `steps` steps. Computes several steps at once,
+/// which gives enough sums to keep the multipliers busy.
 template <class State, class Matrix, class In>
 void multiply_steps(int64_t order, int64_t steps, const Matrix& matrix, const In& in,
                     State* result) {
@@ -40,7 +41,7 @@ void multiply_steps(int64_t order, int64_t steps, const Matrix& matrix, const In
   for_each_group<is_complex_v<State> ? 4 : 8>(steps, steps_from);
 }
 
-/// H and Q of a block's channels.
+/// The matrices H and Q of a block's channels.
 template <class State>
 struct Basis {
   int64_t order;
@@ -52,7 +53,7 @@ struct Basis {
         H(static_cast<const State*>(bases) + 2 * channel_block(params, block) * order * order),
         Q(H + order * order) {}
 
-  /// Among the blocks of one batch entry.
+  /// Returns the index of a block among the blocks of one batch entry.
   static SELECTIVE_SCAN_HD int64_t channel_block(const ScanParams& params, const Block& block) {
     return block.group * blocks_per_group(params) + block.index;
   }
@@ -60,7 +61,7 @@ struct Basis {
     return ceil_div(params.dim / params.groups, int64_t{real_t<State>::kWidth});
   }
 
-  // result[t] = Q·in[t], or with another form of Q. `in(k, t)` is a State.
+  // result[t] = Q·in[t], or with the adjoint or transposed Q. `in(k, t)` is a State.
   template <class In>
   void by_Q(int64_t steps, const In& in, State* result) const {
     multiply_steps(
@@ -78,8 +79,9 @@ struct Basis {
   }
 };
 
-/// Room for the reduction, of double precision whatever the compute type: what it is off by adds up
-/// over all steps, and of an A whose states keep their norm H then has that property to the bit.
+/// Scratch memory of the reduction, which runs in double precision whatever the compute type: its
+/// errors would add up over all steps. For an A whose states keep their norm, H then has that
+/// property to the bit.
 template <class State>
 struct ReductionScratch {
   using WideState = typename WideOf<State>::type;
@@ -130,7 +132,7 @@ struct Reduction {
   }
 
  private:
-  /// Copies to the lanes from `first` on.
+  /// Copies `source`, rounded, to the lanes of `target` from `first` on.
   static void narrow(int64_t count, const WideState* source, int first, State* target) {
     const double* from = reinterpret_cast<const double*>(source);
     T* to = reinterpret_cast<T*>(target) + first;
@@ -142,7 +144,7 @@ struct Reduction {
   }
 };
 
-/// A variable B or C in the basis, a chunk at a time, or a constant one for all steps.
+/// B or C in the basis: a chunk at a time if variable, once for all steps if constant.
 template <class State>
 class ProjectionInBasis {
   using T = scalar_t<State>;
@@ -155,7 +157,7 @@ class ProjectionInBasis {
     steps_ = arena.take<State>(order_ * (is_variable ? kStateChunk : 1));
   }
 
-  /// Calls turn(steps, in, result), which takes a projection into the basis.
+  /// Calls turn(steps, in, result), which converts a projection to the basis.
   template <class Turn>
   void load_constant(const ArrayView& view, const Lanes& lanes, State* staging,
                      const Turn& turn) const {
@@ -177,7 +179,7 @@ class ProjectionInBasis {
         steps_);
   }
 
-  /// (state)
+  /// Returns the states of step t.
   SELECTIVE_SCAN_HD const State* at(int64_t t) const {
     return steps_ + (is_variable_ ? t * order_ : 0);
   }
@@ -189,7 +191,7 @@ class ProjectionInBasis {
   State* steps_;  // (step, state)
 };
 
-/// What both passes have of a block.
+/// The inputs of a block, and the steps on them, that both passes share.
 template <class State>
 struct MatrixInputs {
   using R = real_t<State>;
@@ -222,7 +224,8 @@ struct MatrixInputs {
     C.load_chunk(params.C, block, lanes, chunk, into_C(basis));
   }
 
-  /// Reads states of the block's channels into the basis; as they are where there are no steps.
+  /// Loads states of the block's channels and converts them to the basis, unless there are no
+  /// steps.
   void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Block& block,
                             const Basis<State>& basis, State* states) const {
     load_channel_states(view, block, channels_of(block), params.dstate, staging);
@@ -242,9 +245,9 @@ struct MatrixInputs {
     store_channel_states(view, block, channels_of(block), params.dstate, states);
   }
 
-  /// A step from `before`: after = before + Δ·slope, where the slope is that at the midpoint,
-  /// slope = H·(before + Δ/2·slope) + B·u. Where the input has steps E of its own, and Δ may be 0,
-  /// it is the slope per step: after = before + slope, slope = H·(Δ·before + Δ/2·slope) + B·E·u.
+  /// Takes a step from `before`: after = before + Δ·slope with the slope at the midpoint,
+  /// slope = H·(before + Δ/2·slope) + B·u. If the input has its own steps E, Δ may be 0, and the
+  /// slope is per step: after = before + slope, slope = H·(Δ·before + Δ/2·slope) + B·E·u.
   SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, const InputSteps<R>& steps,
                               const State* before, State* slope, State* after) const {
     const int64_t order = basis.order;
@@ -266,9 +269,9 @@ struct MatrixInputs {
     for (int64_t n = 0; n < order; ++n) after[n] = before[n] + span * slope[n];
   }
 
-  /// Back through a step from the gradient g of the state after it: lambda = (I − Δ/2·H)^-H·g, and
-  /// the gradient of the state before it, g + Δ·slope with slope = H^H·lambda, is `before`. Returns
-  /// the slope.
+  /// Goes back through a step from the gradient g of the state after it. Computes
+  /// lambda = (I − Δ/2·H)^-H·g and, in `before`, the gradient of the state before the step,
+  /// g + Δ·slope with slope = H^H·lambda. Returns the slope.
   SELECTIVE_SCAN_HD const State* step_back(const Basis<State>& basis, R delta, const State* g,
                                            State* lambda, State* before) const {
     const int64_t order = basis.order;
@@ -294,8 +297,8 @@ struct MatrixInputs {
   }
 
  private:
-  /// slope = product(start + Δ/2·slope). What elimination gets wrong it gets wrong in every step of
-  /// the same Δ, so that it adds up; the residual of its solution mends that.
+  /// Solves slope = product(start + Δ/2·slope). The elimination makes the same error in every step
+  /// with the same Δ, so errors would add up; a correction by the residual removes them.
   template <class Product, class Solve>
   SELECTIVE_SCAN_HD void find_slope(const Basis<State>& basis, R delta, const State* start,
                                     State* slope, State* middle, const Product& product,

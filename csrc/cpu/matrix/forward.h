@@ -1,8 +1,8 @@
-// The forward scan with full state matrices, of one vector of channels.
+// The forward scan with full state matrices for one vector of channels.
 //
-// Lanes are channels. A chunk's B and C go through the basis as small matrix products; then each
-// step is an elimination, two substitutions and two products with H (basis.h says why two). Bound
-// by arithmetic: 3·N² multiplications and additions per step, and N² each for variable B and C.
+// Lanes are channels. Small matrix products take a chunk's B and C into the basis. Each step then
+// is an elimination, two substitutions and two products with H (basis.h says why two). Bound by
+// arithmetic: 3·N² multiplications and additions per step, and N² each for variable B and C.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// Hessenberg matrices, one to each lane of a vector: what makes a matrix one, and systems of linear
-// equations with I − s·H, which take O(N²) operations each.
+// Hessenberg matrices, one per lane of a vector: the reduction to Hessenberg form, and linear
+// systems with I − s·H, which take O(N²) operations each.
 //
-// Matrices are arrays (row, column) of State, N times N. No lane's numbers meet another's: where a
-// lane exchanges rows and its neighbour does not, each gets the bits that it would get alone.
+// Matrices are arrays (row, column) of State, N times N. Lanes are independent: if one lane
+// exchanges rows and its neighbor does not, each gets the bits that it would get alone.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace selective_scan::cpu {
 
-/// A vector of double precision of the same instruction set, and what is made of such.
+/// The double-precision type that corresponds to State, with the same instruction set.
 template <class State>
 struct WideOf;
 template <class T, class K>
@@ -33,7 +33,7 @@ SELECTIVE_SCAN_HD R root(R x) {
   return x;
 }
 
-/// 1/a, also where |a|² is out of range.
+/// Returns 1/a, also if |a|² is out of range.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> inverse_of(Vec<T, K> a) {
   return reciprocal(a);
@@ -60,7 +60,7 @@ void reduce_to_hessenberg(int64_t order, State* A, State* Q, State* reflector) {
     const State head = A[(k + 1) * order + k];
     const R head_size = root(norm(head));
     const R length = root(norm(head) + below);
-    // The sign that does not cancel: the column becomes −length·head/|head|.
+    // This sign avoids cancellation: the column becomes −length·head/|head|.
     State direction = (constant<R>(1) / head_size) * head;
     direction = select(head_size == zero, one<State>(), direction);
     for (int64_t i = k + 2; i < order; ++i) reflector[i] = A[i * order + k];
@@ -89,7 +89,7 @@ void reduce_to_hessenberg(int64_t order, State* A, State* Q, State* reflector) {
   }
 }
 
-/// Rows that products go through at a time: as many sums as keep the multipliers busy.
+/// The number of rows that products process at a time: enough sums to keep the multipliers busy.
 constexpr int kRowsAtOnce = 4;
 
 /// sums[r] += Σ rows[r][j]·x[j] over [first, end)
@@ -101,7 +101,7 @@ SELECTIVE_SCAN_HD void add_products(const State* rows, int64_t pitch, const Stat
   }
 }
 
-/// result = H·x + addend; H has zeros left of its subdiagonal.
+/// result = H·x + addend, where H is zero left of its subdiagonal.
 template <class State>
 void multiply_hessenberg(int64_t order, const State* H, const State* x, const State* addend,
                          State* result) {
@@ -143,7 +143,7 @@ void multiply_hessenberg_adjoint(int64_t order, const State* H, const State* x, 
   for_each_group<kRowsAtOnce>(order, rows_from);
 }
 
-/// I − s·H by elimination with exchanges of neighbouring rows.
+/// The factors of I − s·H from elimination with exchanges of adjacent rows.
 template <class State>
 class HessenbergFactors {
   using R = real_t<State>;
@@ -157,8 +157,8 @@ class HessenbergFactors {
         multiplier_(arena.take<State>(order)),
         exchanged_(arena.take<Exchange>(order)) {}
 
-  /// A row is formed when it is the next to be eliminated. The row above it, as elimination has
-  /// left it so far, is in its place in U.
+  /// Forms each row of I − s·H when it is the next to be eliminated. By then the row above it, as
+  /// eliminated so far, is in its place in U.
   void factor(const State* H, R s) const {
     const int64_t n = order_;
     for (int64_t j = 0; j < n; ++j) U_[j] = entry(s, H[j], j == 0);
@@ -189,7 +189,7 @@ class HessenbergFactors {
     inverse_[n - 1] = inverse_of(U_[n * n - 1]);
   }
 
-  /// x becomes (I − s·H)^-1·x.
+  /// Replaces x by (I − s·H)^-1·x.
   void solve(State* x) const {
     const int64_t n = order_;
     for (int64_t k = 0; k + 1 < n; ++k) {
@@ -216,7 +216,7 @@ class HessenbergFactors {
     while (k > 0) rows_from.template operator()<1>(--k);
   }
 
-  /// x becomes (I − s·H)^-H·x.
+  /// Replaces x by (I − s·H)^-H·x.
   void solve_adjoint(State* x) const {
     const int64_t n = order_;
     const auto rows_from = [&]<int kRows>(int64_t k) {
@@ -246,16 +246,17 @@ class HessenbergFactors {
   }
 
  private:
-  /// An entry of I − s·H. What is rounded by itself here rounds alike whoever uses it.
+  /// Returns an entry of I − s·H. The product is rounded on its own, so that every use rounds
+  /// alike.
   static SELECTIVE_SCAN_HD State entry(R s, State h, bool is_diagonal) {
     const State product = kept_apart(s * h);
     return is_diagonal ? constant<State>(1) - product : -product;
   }
 
   int64_t order_;
-  State* U_;           // (row, column), right of the diagonal alone
-  State* inverse_;     // of U's diagonal
-  State* multiplier_;  // of row k that is added to the one below
+  State* U_;           // (row, column); solving uses only entries right of the diagonal
+  State* inverse_;     // reciprocals of U's diagonal
+  State* multiplier_;  // the factor by which row k is added to the row below
   Exchange* exchanged_;
 };
 

@@ -1,4 +1,4 @@
-// The kernels of the scan with full state matrices, for the files that compile them.
+// The kernel table of the scan with full state matrices, for the sources that instantiate it.
 #pragma once
 
 #include "backward.h"

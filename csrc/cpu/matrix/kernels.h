@@ -1,4 +1,4 @@
-// What the kernels of the scan with full state matrices are called by.
+// The interface of the kernels for the scan with full state matrices.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,10 @@ namespace selective_scan::cpu {
 
 /// The kernels of one compute type, real or complex. A block is one vector of channels.
 ///
-/// `bases` has H and Q of every block of channels of one batch entry, (group, block, H or Q, row,
-/// column, lane), and `dH` the gradient of H, (batch, group, block, row, column, lane), of the
-/// compute type; complex numbers have their parts in turns, a vector each.
+/// `bases` holds H and Q of every block of channels of one batch entry, (group, block, H or Q, row,
+/// column, lane), and `dH` the gradient of H, (batch, group, block, row, column, lane), both of the
+/// compute type. A complex number is a vector of real parts followed by a vector of imaginary
+/// parts.
 struct MatrixKernels {
   int64_t lanes;  // of a vector
   int64_t (*basis_scratch_bytes)(const ScanParams& params);
@@ -24,12 +25,13 @@ struct MatrixKernels {
   int64_t (*backward_scratch_bytes)(const ScanParams& params);
   void (*backward)(const MatrixBackwardParams& params, const Block& block,
                    const BackwardPartials& partials, const void* bases, void* dH, void* scratch);
-  /// dA of a block's channels from dH of all batch entries.
+  /// Computes dA of a block's channels from dH of all batch entries.
   void (*finish)(const MatrixBackwardParams& params, const Block& block, const void* bases,
                  const void* dH, void* scratch);
 };
 
-/// These are for one type of states. They are compiled apart, as the selective scan's sweeps are.
+/// The kernels for one type of states, compiled in separate sources like the selective scan's
+/// sweeps.
 template <class State>
 struct MatrixScan {
   static const MatrixKernels kernels;

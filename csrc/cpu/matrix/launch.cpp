@@ -10,21 +10,22 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below so many multiplications, waking other threads costs more than they save.
+/// Below this number of multiplications, waking other threads costs more than they save.
 constexpr double kSerialProducts = 64 * 1024;
 
 const MatrixKernels& kernels_for(const ScanParams& params) {
   return *chosen_capability().matrix[params.is_double][params.is_complex];
 }
 
-/// What both passes have, and their memory; over a null workspace it only measures.
+/// The kernels, partitions and memory that both passes share. With a null workspace it only
+/// measures.
 struct Plan {
   const MatrixKernels& kernels;
   Arena arena;
   Partition partition;
   Partition channels;  // of one batch entry
   int64_t workers;
-  int64_t matrix_bytes;  // of one matrix for each lane
+  int64_t matrix_bytes;  // of one matrix per lane
   void* bases;
 
   Plan(const ScanParams& params, void* workspace, const ThreadPool& pool)

@@ -9,18 +9,19 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Channels of a task's rows together, and tasks at the most: each leaves a row of sums.
+/// The number of values in a task's rows, and the largest number of tasks, each of which leaves a
+/// row of sums.
 constexpr int64_t kTaskChannels = 16384;
 constexpr int64_t kMostTasks = 256;
 
-/// How a call is divided. Nothing of it depends on the number of threads but `workers`.
+/// The division of a call. Only `workers` depends on the number of threads.
 struct NormPlan {
   const NormKernels& kernels;
   int64_t task_rows, tasks, workers;
   Arena arena;
   WorkerScratch scratch;
   int64_t part_bytes;
-  char* parts;  // a row of sums for each task
+  char* parts;  // one row of sums per task
 
   NormPlan(const NormParams& params, bool has_parts, const ThreadPool& pool, void* workspace)
       : kernels(chosen_capability().norm[params.is_double]),
@@ -43,7 +44,7 @@ struct NormPlan {
   }
 };
 
-/// Sums what tasks left, in their order.
+/// Sums the tasks' parts in a fixed order.
 template <class T>
 void add_parts(const NormBackwardParams& params, const NormPlan& plan) {
   for (int64_t channel = 0; channel < params.channels; ++channel) {

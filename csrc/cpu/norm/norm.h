@@ -1,5 +1,5 @@
-// The RMS norm of the rows of one task: a row is staged as numbers of the compute type, padded with
-// zeros to whole vectors.
+// The RMS norm of one task's rows. A row is staged in the compute type, padded with zeros to whole
+// vectors.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ SELECTIVE_SCAN_HD scalar_t<R> sum_of_lanes(R values) {
   return sum;
 }
 
-/// What a row is multiplied by, from the sums of its squares.
+/// Returns the scale of a row, given the sums of its squares per lane.
 template <class R>
 SELECTIVE_SCAN_HD scalar_t<R> norm_scale(R squares, int64_t channels, double eps) {
   using T = scalar_t<R>;

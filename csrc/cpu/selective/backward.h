@@ -1,10 +1,10 @@
-// The backward scan of a block of channels: chunks from the last to the first.
+// The backward scan of a block of channels, over the chunks from the last to the first.
 //
 // Mapping as in the forward scan. From the state saved before a chunk a sweep goes forward, then
-// back (sweep_kernels.h). Gradients of u, Δ add up over the states in tiles (step, lane). Those of
-// variable B and C are sums over channels: over the block's vectors of channels they add up in one
-// tile (state, step). Gradients summed over the steps are added in registers through a chunk, and
-// over the chunks with compensation.
+// back (sweep_kernels.h). Gradients of u and Δ are summed over the states in tiles (step, lane).
+// Gradients of variable B and C are sums over channels, accumulated over the block's vectors in one
+// tile (state, step). Gradients summed over the steps are accumulated in registers through a chunk,
+// and with compensation over the chunks.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace selective_scan::cpu {
 
-/// What belongs to the steps of a chunk, of one vector of lanes.
+/// The steps of a chunk for one vector of lanes.
 template <class R>
 struct BackwardSteps : InputSteps<R> {
   R* z;
@@ -23,7 +23,7 @@ struct BackwardSteps : InputSteps<R> {
   R* dout;
   R* dy;
   R* y;
-  R* du;  // that of the gains at first
+  R* du;  // at first the gradient of the gains
   R* ddelta;
 
   SELECTIVE_SCAN_HD explicit BackwardSteps(Arena& arena) {
@@ -42,14 +42,14 @@ struct BackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   BlockInputs<State> inputs;
-  BlockMaps<State> maps;        // if segments may find theirs
+  BlockMaps<State> maps;        // if sequences are segmented
   State* carry;                 // (vector, state): gradient of h from later steps
   CompensatedState<State>* dA;  // (vector, state)
   CompensatedState<State>* dB;  // if constant
   CompensatedState<State>* dC;
   CompensatedSum<R>* dD;  // (vector)
   CompensatedSum<R>* ddelta_bias;
-  T* dB_tile;  // as ProjectionTile has them, if variable
+  T* dB_tile;  // laid out like a ProjectionTile, if variable
   T* dC_tile;
   State* states;  // (state)
   KeptSteps<State> kept;
@@ -85,7 +85,8 @@ SELECTIVE_SCAN_HD void for_each_chunk_backwards(const Block& block, const Visit&
   }
 }
 
-/// dy, the gradient of the output before the gate: that of out, times silu(z). gate: sigmoid(z).
+/// Computes dy, the gradient of the output before the gate: the gradient of out times silu(z).
+/// `gate` receives sigmoid(z).
 template <class R>
 void load_output_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
                           const Chunk& chunk, int64_t steps_ahead, R* dout, R* z, R* gate, R* dy) {
@@ -101,7 +102,7 @@ void load_output_gradient(const BackwardParams& params, const Block& block, cons
   }
 }
 
-/// Reads a chunk's inputs, and returns the gains; y, du and ddelta begin with 0.
+/// Loads a chunk's inputs and returns the gains. Sets y, du and ddelta to 0.
 template <class State, class R>
 const R* load_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
                              const Chunk& chunk, R delta_bias, const BackwardSteps<R>& steps) {
@@ -114,15 +115,15 @@ const R* load_backward_steps(const BackwardParams& params, const Block& block, c
   return gains;
 }
 
-/// Makes the gradients of the sequences, which are stored, and of D and delta_bias, which are added
-/// to, from Re(Σ C·h) in y and the parts of du and ddelta that the states have. Where the gains
-/// have steps, `gain_steps`, du has the gradient of the gains, of which some is that of the steps.
+/// Computes the gradients of the sequences, which are stored, and of D and delta_bias, which are
+/// accumulated, from Re(Σ C·h) in y and the states' parts of du and ddelta. If the gains contain
+/// the steps `gain_steps`, du holds the gradient of the gains, part of which goes to the steps.
 template <class State, class R>
 void finish_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
                            const Chunk& chunk, R D, const R* gain_steps,
                            const BackwardSteps<R>& steps, CompensatedSum<R>& dD,
                            CompensatedSum<R>& ddelta_bias) {
-  // Known outside of the loop, which is the same for all steps.
+  // Hoisted out of the loop, since they are the same for all steps.
   const bool has_input_delta = params.input_delta.present();
   const bool has_softplus = params.delta_softplus;
   R dD_of_chunk(scalar_t<R>(0)), ddelta_bias_of_chunk(scalar_t<R>(0));
@@ -164,10 +165,11 @@ void finish_backward_steps(const BackwardParams& params, const Block& block, con
   }
 }
 
-/// Gradients of B and C so large go past the caches, in which little of them would be left anyway.
+/// Gradients of B and C from this size on bypass the caches, in which little of them would remain.
 constexpr int64_t kBytesPastCaches = int64_t{4} << 20;
 
-/// Stores a tile of the gradient of a variable B or C: in `blocks` where several blocks add to it.
+/// Stores a tile of the gradient of a variable B or C, in `blocks` if several blocks contribute to
+/// it.
 template <class State>
 void store_projection_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
                                const Chunk& chunk, const BackwardPartials& partials,
@@ -225,7 +227,7 @@ struct BackwardKernel {
 
     if (block.finds_map) scratch.maps.begin(params, block);
     for_each_chunk_backwards(block, [&](int64_t offset) {
-      // Any vector will do: they differ in the channels alone.
+      // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
       scratch.inputs.load_B(params, block, first, chunk, -kStateChunk);
@@ -259,12 +261,12 @@ struct BackwardKernel {
     for (int64_t i = 0; i < count; ++i) values[i] = T(0);
   }
 
-  /// The states before a chunk.
+  /// Loads the states before a chunk.
   static void load_states_before(const BackwardParams& params, const Block& block,
                                  const Lanes& lanes, const Chunk& chunk, State* states) {
     const int64_t dstate = params.dstate;
     const int64_t first_chunk = chunk.first_step / kStateChunk;
-    const int64_t count = chunk.whole_lanes + (chunk.rest > 0 ? 1 : 0);  // of those with steps
+    const int64_t count = chunk.whole_lanes + (chunk.rest > 0 ? 1 : 0);  // lanes with steps
     if (first_chunk > 0) {
       const SavedStates<State> saved(params, block, lanes, first_chunk - 1);
       load_states(saved.view, saved.offset, count, saved.lane_stride, dstate, states);
@@ -274,7 +276,7 @@ struct BackwardKernel {
       load_channel_states(params.initial_state, block, lanes, dstate, states);
       return;
     }
-    // The first lane starts with the initial state, the others with saved ones.
+    // The first lane starts with the initial state, the others with saved states.
     for (int64_t n = 0; n < dstate; ++n) states[n] = State{};
     if (count > 1) {
       const int64_t second_chunk = lanes.segment_steps / kStateChunk;
@@ -373,7 +375,7 @@ struct BackwardKernel {
     }
   }
 
-  /// Leaves the sum of all lanes in the first. Lanes without a segment hold 0.
+  /// Leaves the sum of all lanes in the first one. Lanes without a segment hold 0.
   static SELECTIVE_SCAN_HD void sum_over_lanes(R& value) {
     double sum = 0;
     for (int lane = 0; lane < R::kWidth; ++lane) sum += value.lane(lane);

@@ -1,10 +1,10 @@
-// What the forward and the backward kernel share: the sections of the arrays that belong to a
-// block, and the inputs of a block as the kernels want them.
+// The parts that the forward and the backward kernel share: the sections of the arrays that belong
+// to a block, and the block's inputs in the kernels' layout.
 //
-// The lanes of a vector are channels (or segments, see lanes.h). Every lane scans a system of its
-// own, so sums over the states need no shuffling, any dstate fills the vectors, and no lane's
-// number meets another's. The states of a vector are an array of State (R, or Complex<R>), one for
-// each of dstate.
+// The lanes of a vector are channels (or segments, see lanes.h). Every lane scans its own system,
+// so sums over the states need no shuffling, any dstate fills the vectors, and lanes do not
+// interact. The states of a vector are an array of dstate elements of type State (R, or
+// Complex<R>).
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 namespace selective_scan::cpu {
 
-/// The saved states of a vector's lanes: those of the first lane after chunk `chunk` of its
-/// sequence.
+/// The saved states of a vector's lanes, of which the first lane's is the state after chunk `chunk`
+/// of its sequence.
 template <class State>
 struct SavedStates {
   ArrayView view;
@@ -38,7 +38,7 @@ struct SavedStates {
                                          : lanes.channel_stride(view)) {}
 };
 
-/// This is what belongs to a vector of channels of a (batch, channel, state) array.
+/// Load or store the part of a (batch, channel, state) array that belongs to a vector of channels.
 template <class State>
 void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
                          int64_t dstate, State* states) {
@@ -52,8 +52,8 @@ void store_channel_states(const ArrayView& view, const Block& block, const Lanes
                lanes.channel_stride(view), dstate, states);
 }
 
-/// A Segmentation's array with `rows` rows of states for every channel; `row` is that of the first
-/// lane.
+/// One of Segmentation's arrays, with `rows` rows of states per channel; `row` is the first lane's
+/// row.
 template <class State>
 struct SegmentRows {
   ArrayView view;
@@ -67,7 +67,7 @@ struct SegmentRows {
         lane_stride(lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)) {}
 };
 
-/// The states between the segments of a vector: those before each, or `shift` later.
+/// Returns the boundaries before each segment of a vector, or those `shift` later.
 template <class State>
 SELECTIVE_SCAN_HD SegmentRows<State> boundaries_of(const ScanParams& params, const Block& block,
                                                    const Lanes& lanes, int64_t shift) {
@@ -95,7 +95,7 @@ void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dsta
   store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
 }
 
-/// ΣΔ
+/// Returns ΣΔ.
 template <class R>
 SELECTIVE_SCAN_HD R span_of(const R* delta, int64_t steps) {
   R span(scalar_t<R>(0));
@@ -103,7 +103,7 @@ SELECTIVE_SCAN_HD R span_of(const R* delta, int64_t steps) {
   return span;
 }
 
-/// The largest |Δ| of each lane; what is no number does not count.
+/// Returns the largest |Δ| of each lane, ignoring NaN.
 template <class R>
 SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
   R largest(scalar_t<R>(0));
@@ -111,7 +111,7 @@ SELECTIVE_SCAN_HD R largest_step(const R* delta, int64_t steps) {
   return largest;
 }
 
-/// The affine maps of a block's segments, while a kernel walks them.
+/// The affine maps of a block's segments, accumulated while a kernel walks the segments.
 template <class State>
 struct BlockMaps {
   using R = real_t<State>;
@@ -135,7 +135,7 @@ struct BlockMaps {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) spans[vector] = R(T(0));
   }
 
-  /// The map that the next steps continue.
+  /// Returns the map that the next steps continue.
   StateMap<State> next(const ScanParams& params, int64_t vector, const R* delta, int64_t steps,
                        bool is_end) const {
     spans[vector] += span_of(delta, steps);
@@ -143,8 +143,9 @@ struct BlockMaps {
             is_end};
   }
 
-  /// Those of the gradients go back, by the factors' conjugates. Offsets go to the boundary that
-  /// they are part of: behind the segments, or before them.
+  /// Stores the maps. Maps of gradients (`goes_back`) have the conjugate factors. Offsets are
+  /// stored at the boundary whose state they contribute to: after the segments, or before them if
+  /// `goes_back`.
   void store(const ScanParams& params, const Block& block, bool goes_back) const {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
       const Lanes lanes = lanes_of<R>(block, vector);
@@ -159,14 +160,14 @@ struct BlockMaps {
   }
 };
 
-/// (state, lane or step) of a variable B or C: its element (batch, group, 0, 0).
+/// Returns the offset of the element (batch, group, 0, 0) of a variable B or C.
 SELECTIVE_SCAN_HD int64_t projection_offset(const ArrayView& view, const Block& block) {
   return block.batch * view.batch + block.group * view.group;
 }
 
-/// A chunk of a variable B or C as it is staged: a row of kStateChunk steps for every component
-/// and state, imaginary parts after the real parts of all states. A step is one number, which all
-/// lanes share, or as many as there are lanes.
+/// The staged form of a chunk of a variable B or C: a row of kStateChunk steps for every component
+/// and state, with imaginary parts after the real parts of all states. A step is one number that
+/// all lanes share, or one number per lane.
 template <class State>
 struct ProjectionTile {
   using R = real_t<State>;
@@ -177,7 +178,7 @@ struct ProjectionTile {
     return kComponents<State> * dstate * kStateChunk * step_values(is_shared);
   }
 
-  /// The caller comes to the chunk that starts `steps_ahead` from here next.
+  /// Loads a chunk. The chunk that the caller loads next starts `steps_ahead` steps from this one.
   static void load(const ArrayView& view, const Block& block, const Lanes& lanes,
                    const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
     for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, T* rows) {
@@ -231,7 +232,8 @@ struct ProjectionTile {
     return step_section(view, offset, lanes.projection_stride(view), chunk);
   }
 
-  /// Whole vectors move along whichever of steps and states is contiguous.
+  /// Loads numbers that lanes do not share, in whole vectors along the steps or the states,
+  /// whichever is contiguous.
   static void load_own(const ArrayView& view, int64_t offset, const Lanes& lanes,
                        const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
     const bool is_ragged = chunk.whole_lanes < lanes.count;
@@ -252,14 +254,14 @@ struct ProjectionTile {
   }
 };
 
-/// Reads an array with a number for each channel; zeros where it is absent.
+/// Loads an array with one number per channel; zeros if it is absent.
 template <class R>
 void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
   load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view), 1,
               &values);
 }
 
-/// The inputs that hold for all steps, for every vector of a block, and tiles of B and C.
+/// A block's inputs that hold for all steps, for every vector, and tiles of B and C.
 template <class State>
 struct BlockInputs {
   using R = real_t<State>;
@@ -322,15 +324,15 @@ struct BlockInputs {
     Tile::load(params.C, block, lanes, chunk, params.dstate, steps_ahead, C_tile);
   }
 
-  /// Whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most chunks. NaN
-  /// may pass: it stays what it is without clamps.
+  /// Returns whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most
+  /// chunks. NaN may pass, since it stays NaN without clamps.
   SELECTIVE_SCAN_HD bool is_bounded(R largest_step, int64_t vector) const {
     if constexpr (kAlwaysClamps<State>) return true;
     const R largest = largest_step * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
-  /// Sets what a sweep has of these inputs and of a chunk's steps.
+  /// Sets the members of a sweep that come from these inputs and from a chunk's steps.
   SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Lanes& lanes,
                                      const Chunk& chunk, int64_t vector, const R* delta,
                                      const R* gains, ForwardSweep<State>& sweep) const {

@@ -1,11 +1,11 @@
-// Sums over all chunks of a sequence.
+// Compensated sums, used over all chunks of a sequence.
 #pragma once
 
 #include "../simd/vector.h"
 
 namespace selective_scan::cpu {
 
-/// A sum of many terms that carries what rounding lost (Knuth's two-sum).
+/// A sum of many terms that keeps the rounding errors in `lost` (Knuth's two-sum).
 template <class R>
 struct CompensatedSum {
   R sum;

@@ -1,12 +1,12 @@
 // The forward scan of a block of channels.
 //
 // Mapping: lanes are channels (or segments, see lanes.h). For every chunk of kStateChunk steps the
-// block's B and C are staged once as (state, step); then each vector of channels stages its steps
-// as (step, lane) and walks the chunk with kStatesInRegisters states at a time in registers, adding
-// to the outputs, which stay in the first-level cache as everything else does. Bound by arithmetic:
-// about 16 vector operations per vector of state updates (zoh, real; AVX2, AVX-512), 12 of them in
-// exp, and with 16 states half as many again for softplus, the gate and the transpositions. Where
-// the table's shuffle takes two slots of the multipliers (AMD's Zen 3), those are what is short.
+// block's B and C are staged once as (state, step). Each vector of channels then stages its steps
+// as (step, lane), walks the chunk with kStatesInRegisters states at a time in registers, and adds
+// to the outputs. All of this stays in the first-level cache. Bound by arithmetic: about 16 vector
+// operations per vector of state updates (zoh, real; AVX2, AVX-512), 12 of them in exp, and with 16
+// states half as many again for softplus, the gate and the transpositions. If the table's shuffle
+// takes two of the multipliers' slots (AMD's Zen 3), these slots are the bottleneck.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ForwardScratch {
 
   Arena arena;
   BlockInputs<State> inputs;
-  BlockMaps<State> maps;  // if segments may find theirs
+  BlockMaps<State> maps;  // if sequences are segmented
   State* states;          // (vector, state)
   ForwardSteps<R> steps;
 
@@ -61,7 +61,7 @@ struct ForwardKernel {
     }
     if (block.finds_map) scratch.maps.begin(params, block);
     for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) {
-      // Any vector will do: they differ in the channels alone.
+      // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
       scratch.inputs.load_B(params, block, first, chunk, kStateChunk);
@@ -77,7 +77,7 @@ struct ForwardKernel {
       }
     }
     if (block.finds_map) scratch.maps.store(params, block, false);
-    // Where lanes are segments, the states behind them are already known.
+    // If lanes are segments, the states after them are already known.
     const bool is_end = block.is_last() && !block.segmentation.lanes_are_segments();
     if (!is_end || !params.last_state.present()) return;
     for (int64_t vector = 0; vector < vectors; ++vector) {
@@ -108,9 +108,9 @@ struct ForwardKernel {
     store_output<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps);
   }
 
-  /// The lanes for which the state `offset` steps behind their first one is to be saved: neither
-  /// the last of the sequence nor, where lanes are channels, the last of the segment, which the
-  /// next one starts with.
+  /// Returns the number of lanes whose state `offset` steps after their first step is to be saved.
+  /// The last state of the sequence is not saved. If lanes are channels, neither is the last state
+  /// of a segment, since the next segment starts with it and saves it.
   static SELECTIVE_SCAN_HD int64_t inner_lanes(const ScanParams& params, const Lanes& lanes,
                                                int64_t offset) {
     if (!lanes.are_segments()) return offset < lanes.steps ? lanes.count : 0;

@@ -11,12 +11,12 @@ int64_t element_bytes(const ScanParams& params) {
   return params.is_double ? 8 : 4;
 }
 
-/// Returns how many values a row of states has.
+/// Returns the number of values in a row of states.
 int64_t state_values(const ScanParams& params) {
   return params.dim * params.dstate * (params.is_complex ? 2 : 1);
 }
 
-/// Σ over the rows of `values` (row, `per_row`) at `index`.
+/// Returns the sum over the rows of `values`, (row, `per_row`), at `index`.
 template <class T>
 T row_sum(const void* values, int64_t rows, int64_t per_row, int64_t index) {
   double sum = 0;
@@ -48,8 +48,8 @@ void sum_channel(const BackwardParams& params, int64_t rows, const void* partial
                    row_sum<T>(partials, rows, params.dim, channel));
 }
 
-/// dA, dD, ddelta_bias and those of constant B and C of one channel: sums over the sequences and,
-/// where these are segmented, over the sets of segments.
+/// Sums dA, dD, ddelta_bias and the gradients of constant B and C of one channel over the sequences
+/// and, if these are segmented, over the sets of segments.
 template <class T>
 void sum_over_rows(const BackwardParams& params, const BackwardPartials& partials,
                    int64_t channel) {
@@ -88,7 +88,7 @@ void sum_blocks_of(const BackwardParams& params, const BackwardPartials& partial
   }
 }
 
-/// Variable B and C in groups of several blocks: sums over the blocks, for one chunk of a group.
+/// Sums the gradients of variable B and C over the blocks of a group, for one chunk.
 template <class T>
 void sum_over_blocks(const BackwardParams& params, const BackwardPartials& partials, int64_t batch,
                      int64_t group, int64_t chunk) {

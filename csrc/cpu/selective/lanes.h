@@ -1,9 +1,10 @@
-// What the lanes of a vector are.
+// The mapping of a vector's lanes to channels, groups or segments.
 //
-// Usually consecutive channels of one group. Where a group has so few channels that most lanes
-// would idle, they are channels of consecutive groups, one of each, or consecutive segments of one
-// channel's sequence (segments.h), which start at steps of their own. The kernels are the same for
-// all: lanes differ in the distance between their elements, and those of one group share B and C.
+// Lanes are usually consecutive channels of one group. If a group has so few channels that most
+// lanes would idle, they are channels of consecutive groups, one per group, or consecutive segments
+// of one channel's sequence (segments.h), each of which starts at its own step. The kernels are the
+// same for all mappings: only the distance between the lanes' elements differs, and lanes of one
+// group share B and C.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +27,15 @@ struct Lanes {
   SELECTIVE_SCAN_HD bool are_segments() const { return segment_steps > 0; }
   SELECTIVE_SCAN_HD bool share_projections() const { return !are_segments() && !are_groups; }
 
-  /// The distance of two lanes in a sequence.
+  /// Returns the distance between two lanes in an array with steps.
   SELECTIVE_SCAN_HD int64_t stride(const ArrayView& view) const {
     return segment_steps * view.step + channel_stride(view);
   }
-  /// This is the stride in an array without steps.
+  /// Returns the distance between two lanes in an array without steps.
   SELECTIVE_SCAN_HD int64_t channel_stride(const ArrayView& view) const {
     return channels * view.channel;
   }
-  /// This is the stride in variable B or C, which lanes do not share.
+  /// Returns the distance between two lanes in a variable B or C that they do not share.
   SELECTIVE_SCAN_HD int64_t projection_stride(const ArrayView& view) const {
     return are_segments() ? segment_steps * view.step : view.group;
   }
@@ -46,7 +47,7 @@ SELECTIVE_SCAN_HD int64_t num_vectors(const Block& block) {
   return block.lanes_are_groups ? block.lane_channels : ceil_div(block.channels, R::kWidth);
 }
 
-/// Whether lanes share variable B and C.
+/// Returns whether lanes share variable B and C.
 SELECTIVE_SCAN_HD bool shares_projections(const Block& block) {
   return !block.segmentation.lanes_are_segments() && !block.lanes_are_groups;
 }
@@ -75,8 +76,8 @@ SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
   return lanes;
 }
 
-/// The next steps of a vector's lanes. All have `steps`, or the last segment ends before: then
-/// `whole_lanes` have, and the lane behind them has `rest`.
+/// The next steps of a vector's lanes. All lanes have `steps` steps, unless the last segment ends
+/// earlier: then `whole_lanes` lanes have `steps`, and the lane after these has `rest`.
 struct Chunk {
   int64_t first_step = 0;  // of the first lane
   int64_t steps = 0;
@@ -84,7 +85,7 @@ struct Chunk {
   int64_t rest = 0;
 };
 
-/// The chunk `offset` steps behind each lane's first.
+/// Returns the chunk `offset` steps after each lane's first step.
 SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, int64_t offset) {
   Chunk chunk;
   chunk.first_step = lanes.first_step + offset;
@@ -101,7 +102,7 @@ SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, i
   return chunk;
 }
 
-/// The first or the last chunk of each lane.
+/// Return whether a chunk is the first, or the last, of each lane.
 SELECTIVE_SCAN_HD bool is_first_chunk(const Lanes& lanes, const Chunk& chunk) {
   return chunk.first_step == lanes.first_step;
 }
@@ -109,7 +110,8 @@ SELECTIVE_SCAN_HD bool is_last_chunk(const Lanes& lanes, const Chunk& chunk) {
   return chunk.first_step + kStateChunk >= lanes.first_step + lanes.steps;
 }
 
-/// (step, lane) of an array with steps, from its element (batch, channel or group, first step).
+/// Returns the section (step, lane) of an array with steps; `offset` is the element (batch, channel
+/// or group, 0).
 SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, int64_t lane_stride,
                                        const Chunk& chunk) {
   return {element_at(view, offset + chunk.first_step * view.step),
@@ -120,7 +122,7 @@ SELECTIVE_SCAN_HD Section step_section(const ArrayView& view, int64_t offset, in
           lane_stride};
 }
 
-/// The lane behind those of a section.
+/// Returns the lane after those of a section.
 SELECTIVE_SCAN_HD Section next_lane(Section section, int64_t rows) {
   section.data = element_at(section, section.lanes * section.lane_stride);
   section.lanes = 1;
@@ -128,7 +130,7 @@ SELECTIVE_SCAN_HD Section next_lane(Section section, int64_t rows) {
   return section;
 }
 
-/// Loads the steps of all lanes; what the last segment lacks becomes 0.
+/// Loads the steps of all lanes; steps that the last segment lacks become 0.
 template <class R>
 void load_steps(const Section& section, const Lanes& lanes, const Chunk& chunk,
                 typename R::Scalar* tile) {
@@ -148,7 +150,7 @@ void store_steps(const Section& section, const Lanes& lanes, const Chunk& chunk,
   }
 }
 
-/// Makes 0 what a segment does not have, so that nothing happens there.
+/// Sets the steps that a segment lacks to 0, so that they have no effect.
 template <class R>
 void clear_steps_beyond(const Lanes& lanes, const Chunk& chunk, R* steps) {
   using T = typename R::Scalar;

@@ -14,15 +14,15 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below so many state updates, waking other threads costs more than they save.
+/// Below this number of state updates, waking other threads costs more than they save.
 constexpr int64_t kSerialUpdates = 32 * 1024;
 
-/// A forward task is small enough to keep all threads busy, and large enough to spread the cost of
-/// staging B and C. The vectors of all instruction sets divide these.
+/// A forward task is small enough to keep all threads busy and large enough to spread the cost of
+/// staging B and C. Both sizes are multiples of every instruction set's vector width.
 constexpr int64_t kLargestForwardBlock = 64;
 constexpr int64_t kSmallestForwardBlock = 16;
-/// A backward task: few enough that the partial sums of dB and dC, one each per block, stay within
-/// batch·dim·dstate·seqlen/32 values; never dependent on the number of threads.
+/// A backward task is large enough that the partial sums of dB and dC, one each per block, stay
+/// within batch·dim·dstate·seqlen/32 values. Its size never depends on the number of threads.
 constexpr int64_t kSmallestBackwardBlock = 64;
 
 const Kernels& kernels_for(const ScanParams& params) {
@@ -39,14 +39,15 @@ double updates_of(const ScanParams& params) {
   return static_cast<double>(params.batch) * params.dim * params.dstate *
          std::max<int64_t>(params.seqlen, 1);
 }
-/// Whether the problem is large enough for more than one thread.
+/// Returns whether the problem is large enough for more than one thread.
 bool is_parallel(const ScanParams& params, const ThreadPool& pool) {
   return pool.num_threads > 1 && updates_of(params) >= kSerialUpdates;
 }
 
-/// A chain's parts of the sequence in runs of about equal length, which a thread takes one by one.
-/// The first run is scanned while others find the maps of those between it and the last; then
-/// these, whose states are known by then, and the last are. One run if there are chains enough.
+/// A chain's parts of the sequence, grouped into runs of about equal length, each taken by one
+/// thread. While the first run is scanned, other threads find the maps of the runs between the
+/// first and the last. Then those runs, whose entering states are known by now, and the last run
+/// are scanned. There is only one run if there are enough chains.
 struct Runs {
   int64_t count = 1;
   int64_t parts;
@@ -55,11 +56,11 @@ struct Runs {
       : parts(partition.segmentation.parts()) {
     const int64_t chains = std::max<int64_t>(partition.chains(), 1);
     if (!is_parallel(params, pool) || 3 * chains > 2 * pool.num_threads) return;
-    // Two for each thread once the first are scanned.
+    // Two runs per thread, once the first runs are scanned.
     const int64_t most = 1 + 2 * pool.num_threads / chains;
     if (parts >= kFewestRuns) count = std::min(most, parts);
   }
-  /// The first part of a run, in the order of the scan.
+  /// Returns the first part of a run, in the order of the scan.
   int64_t begin(int64_t run) const { return run * parts / count; }
 
  private:
@@ -72,7 +73,7 @@ int64_t workers_for(const ScanParams& params, int64_t tasks, const ThreadPool& p
 
 Partition forward_partition(const ScanParams& params, const ThreadPool& pool) {
   if (!is_parallel(params, pool)) return partition_of(params, kLargestForwardBlock);
-  // A few tasks for each thread, so that they finish together.
+  // A few tasks per thread, so that the threads finish together.
   const int64_t channels = params.batch * params.dim / (4 * int64_t{pool.num_threads});
   const int64_t block = channels / kSmallestForwardBlock * kSmallestForwardBlock;
   return partition_of(params, std::clamp(block, kSmallestForwardBlock, kLargestForwardBlock));
@@ -85,7 +86,7 @@ Partition backward_partition(const ScanParams& params) {
   return partition_of(params, round_up(block, kSmallestForwardBlock));
 }
 
-/// The partition with the segments that the shape suggests.
+/// Adds the segments that the shape suggests to a partition.
 Partition segmented(Partition partition, const ScanParams& params, const Kernels& kernels,
                     int64_t chain_channels, Arena& arena) {
   partition.segmentation = segmentation_of(params, partition, kernels.lanes, chain_channels);
@@ -99,7 +100,7 @@ int64_t map_scratch_bytes(const ScanParams& params, const Partition& partition,
   return kernels.map_scratch_bytes(params, partition.block(0, 0));
 }
 
-/// How a pass over one call is run, and its memory; over a null workspace it only measures.
+/// The plan of a pass over one call, and its memory. With a null workspace it only measures.
 struct ScanPlan {
   const Kernels& kernels;
   Arena arena;
@@ -107,7 +108,7 @@ struct ScanPlan {
   Runs runs;
   int64_t workers;
 
-  /// Cuts `whole` into segments where a chain of so many channels would leave threads idle.
+  /// Cuts `whole` into segments if chains of `chain_channels` channels would leave threads idle.
   ScanPlan(const ScanParams& params, const Partition& whole, int64_t chain_channels,
            void* workspace, const ThreadPool& pool)
       : kernels(kernels_for(params)),
@@ -138,7 +139,7 @@ struct BackwardPlan : ScanPlan {
                          kernels.backward_scratch_bytes(params, partition.block(0, 0)))) {}
 };
 
-/// Maps alone, of one segment at least.
+/// The plan for computing maps alone, of at least one segment.
 struct MapPlan {
   const Kernels& kernels;
   Arena arena;
@@ -170,11 +171,12 @@ struct MapPlan {
   }
 };
 
-/// It finds the affine maps of a block's segments.
+/// A kernel that computes the affine maps of a block's segments.
 template <class Params>
 using Maps = void (*)(const Params&, const Block&, void* scratch);
 
-/// A pass: scan(block, scratch) scans a block. Parts and segments count in the order of the scan.
+/// A pass in which scan(block, scratch) scans a block. Parts and segments are numbered in the order
+/// of the scan.
 template <class Plan, class Params, class Scan>
 class Pass {
  public:
@@ -194,7 +196,7 @@ class Pass {
       });
       return;
     }
-    // Nobody waits for the last run's map.
+    // Nothing waits for the last run's map.
     const int64_t last = runs_.count - 1;
     for_each_run(0, std::max<int64_t>(last, 1), [&](int64_t chain, int64_t run, void* scratch) {
       if (run == 0) return scan_run(chain, run, scratch);
@@ -215,7 +217,8 @@ class Pass {
     return plan_.partition.block(chain, kIsForward ? part : runs_.parts - 1 - part);
   }
 
-  /// The states in the first and the last run are found on the way.
+  /// Scans a run. In the first and the last run, the states between segments are computed on the
+  /// way.
   void scan_run(int64_t chain, int64_t run, void* scratch) const {
     const bool is_known = run > 0 && run < runs_.count - 1;
     for (int64_t part = runs_.begin(run); part < runs_.begin(run + 1); ++part) {
@@ -230,7 +233,7 @@ class Pass {
     }
   }
 
-  /// Calls run(chain, run, scratch).
+  /// Calls run(chain, run, scratch) for the runs `begin` to `end` - 1 of all chains.
   template <class Run>
   void for_each_run(int64_t begin, int64_t end, const Run& run) const {
     const int64_t chains = plan_.partition.chains();
@@ -262,7 +265,7 @@ int64_t bytes_of_backward(const BackwardParams& call, const ThreadPool& pool) {
   return BackwardPlan(call, nullptr, pool).arena.bytes;
 }
 
-/// The sums over the calls, and the memory for each of these.
+/// The sums over the calls, and the memory of the calls themselves.
 struct BackwardSums {
   Calls<BackwardParams> calls;
   Arena arena;
@@ -274,7 +277,8 @@ struct BackwardSums {
   BackwardSums(const BackwardParams& params, void* workspace, const ThreadPool& pool)
       : calls(params, params_of, is_parallel(params, pool), pool),
         arena{static_cast<char*>(workspace)} {
-    // One more, for no memory at all would tell the sums over no calls that nobody wants them.
+    // One more, so that the memory is never empty: with no calls, null pointers would mean that the
+    // sums are not wanted.
     first_rows = arena.take<int64_t>(calls.count() + 1);
     int64_t count = 0;
     for (int64_t i = 0; i < calls.count(); ++i) {
@@ -294,7 +298,7 @@ struct BackwardSums {
   }
 };
 
-/// Finds the maps of segments, and joins them; finish(segmentation, batch, channel) follows.
+/// Computes and joins the maps of segments, then calls finish(segmentation, batch, channel).
 template <class Params, class Finish>
 void find_map(const Params& params, void* workspace, const ThreadPool& pool, Maps<Params> maps,
               const Finish& finish) {

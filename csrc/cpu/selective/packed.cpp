@@ -9,13 +9,13 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// A constant B or C has a step stride of 0.
+/// Moves a view by `index` strides. A constant B or C has a step stride of 0.
 void advance(ArrayView& view, int64_t index, int64_t stride) {
   if (!view.present()) return;
   view.data = element_at(view, index * stride);
 }
 
-/// `params` for its steps from `begin` on, `steps` of them.
+/// Returns `params` for `steps` steps from `begin` on.
 template <class Params>
 Params steps_of(Params params, int64_t begin, int64_t steps,
                 std::initializer_list<ArrayView Params::*> written) {
@@ -53,7 +53,7 @@ void clear_steps(const ArrayView& view, int64_t begin, int64_t end) {
   }
 }
 
-/// Clears an array (outer, inner, step), complex where `imag` is not 0, at steps of no sequence.
+/// Clears an array (outer, inner, step), complex if `imag` is not 0, at the steps of no sequence.
 void clear_padding(const PackedSequences& packed, ArrayView view, int64_t outers,
                    int64_t outer_stride, int64_t inners, int64_t inner_stride) {
   if (!view.present()) return;

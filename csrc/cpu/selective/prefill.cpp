@@ -10,7 +10,7 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// One of the sequences.
+/// One of the packed sequences.
 struct Sequence : ForwardParams {
   const PrefillParams* all;
   int64_t index;
@@ -26,7 +26,7 @@ struct Sequence : ForwardParams {
 
   int64_t slot() const { return all->slots.of(index); }
 
-  /// Calls visit(begin, end, slot): the steps of a piece, and where the state behind it goes.
+  /// Calls visit(begin, end, slot) for each piece: its steps, and the slot for the state after it.
   template <class Visit>
   void for_each_piece(const Visit& visit) const {
     int64_t begin = 0;
@@ -56,7 +56,7 @@ void scan_sequence(const Sequence& sequence, void* workspace, const ThreadPool& 
     return clear_sequence(slots, all.packed, sequence.index, all.out);
   }
   load_slot(slots, sequence.index, all.initial_state);
-  // What is behind a piece is what the next one begins with.
+  // The state after a piece is the state before the next one.
   ArrayView before = sequence.initial_state, behind = sequence.last_state;
   sequence.for_each_piece([&](int64_t begin, int64_t end, int64_t slot) {
     ForwardParams piece = steps_of(sequence, begin, end - begin);

@@ -1,13 +1,13 @@
-// The affine map by which a segment of time takes the state before it to the state behind it, and
-// the gradient of the latter to that of the former: the first pass over segmented sequences
-// (segments.h), and what ranks find out that share a sequence.
+// The affine map by which a segment of time takes the state before it to the state after it, and
+// the gradient of the latter to that of the former. It is the first pass over segmented sequences
+// (segments.h), and ranks that share a sequence exchange it.
 //
 // Mapping and cost as in the forward scan, without the outputs. A pass over segmented sequences
-// walks a segment as the scan does, for its map has the bits that the scan finds (segments.h).
-// Where maps alone are wanted, chunks are mapped from the other end of the segment: the state that
-// a chunk leaves, from 0, counts as much as the product of abar behind it, and once that is
-// forgotten for all lanes (is_forgotten), what comes before makes no difference. So poles of short
-// memory cost the steps that they remember.
+// walks a segment as the scan does, so its map has the bits that the scan would find (segments.h).
+// If maps alone are wanted, chunks are mapped from the other end of the segment: the state that a
+// chunk leaves, starting from 0, is weighted by the product of abar after the chunk, and once this
+// product is forgotten for all lanes (is_forgotten), earlier chunks make no difference. So poles of
+// short memory cost only the steps that they remember.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct MapScratch {
     maps.begin(params, block);
   }
 
-  /// Lanes that are none remember nothing.
+  /// Sets the factors of lanes without a segment to 0, so that these lanes count as forgotten.
   void forget_idle_lanes(const ScanParams& params, const Block& block) const {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
       T* factors = reinterpret_cast<T*>(maps.factors + vector * params.dstate);
@@ -88,8 +88,9 @@ struct MapScratch {
     return {chunk_offsets, chunk_factors, span_of(delta, steps), true};
   }
 
-  /// Joins the map of a chunk to that of all between it and the segment's end, or on the way back
-  /// its beginning. A lane's result is its own, also where other lanes remember longer.
+  /// Joins the map of a chunk to the map of all steps between the chunk and the segment's end (on
+  /// the way back, its beginning). A lane's result does not depend on how long other lanes
+  /// remember.
   void join_chunk(const ScanParams& params, int64_t vector, bool goes_back) const {
     for (int64_t n = 0; n < params.dstate; ++n) {
       State& offset = maps.offsets[vector * params.dstate + n];
@@ -197,7 +198,7 @@ struct SegmentMaps {
     scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), steps_ahead);
   }
 
-  /// Reads a chunk, and returns what the sweep takes as its input.
+  /// Loads a chunk and returns the input of its sweep.
   static const R* load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
                                 const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
                                 int64_t vector) {

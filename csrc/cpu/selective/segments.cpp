@@ -7,23 +7,24 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Where segments are lanes, one is about so long if sequences are long enough for several sets of
-/// them. Its map costs a few steps' worth, and a set is the least that a thread can take.
+/// The approximate length of segments that are lanes, if sequences are long enough for several sets
+/// of them. A segment's map costs a few steps' worth, and a set is the least that a thread can
+/// take.
 constexpr int64_t kLaneSteps = 2 * kStateChunk;
 
-/// Segments must use the lanes better than channels do by this factor, since they take more work.
+/// Segments must fill this many times as many lanes as channels do, since they take more work.
 constexpr int64_t kWorthwhileGain = 2;
 
-/// Fewer chains than this may leave threads without one.
+/// Fewer chains than this may leave threads without work.
 constexpr int64_t kFewChains = 16;
-/// Then segments are at least so long, which hides what is done once for each, and enough for the
-/// threads of a large machine.
+/// With few chains, segments have at least this many steps, which hides the fixed costs of each,
+/// and number at most this many, enough for the threads of a large machine.
 constexpr int64_t kChainSteps = 16 * kStateChunk;
 constexpr int64_t kMostSegments = 64;
-/// Fewer segments would gain nothing: the first and the last one wait for each other.
+/// Fewer segments would gain nothing, since the first and the last one wait for each other.
 constexpr int64_t kFewestSegments = 4;
 
-/// Rows of states, a whole number apart.
+/// Contiguous rows of states.
 template <class T>
 struct Rows {
   T* data;
@@ -57,8 +58,8 @@ void store_row(const ArrayView& view, int64_t batch, int64_t channel, int64_t ds
   }
 }
 
-/// Row s of the boundaries is before segment s. The maps' offsets lie where their results will:
-/// behind the segment if `forward`, else before it.
+/// See join_segments(). Row s of the boundaries is before segment s. Each map's offset lies where
+/// its result goes: after the segment if `forward`, else before it.
 template <class T>
 void join(const ScanParams& params, const Segmentation& segmentation, int64_t batch,
           int64_t channel, int64_t begin, int64_t end, bool forward, const ArrayView& first,

@@ -1,10 +1,10 @@
-// How a scan takes a step, h[t] = abar·h[t-1] + bbar·B·u, and goes back through it.
+// The forms in which a scan takes a step, h[t] = abar·h[t-1] + bbar·B·u, and goes back through it.
 //
-// All states share the gain of the input: u or, where the form has kGainHasStep, the step of the
-// input times u. For each state a form has prepare, which makes a StepCache, input, so that
-// h[t] = kept.first·h[t-1] + input, and step_back, from g, the gradient of h[t]. Whatever a form
-// chooses, it chooses by lane. Inputs are rounded by themselves: the same steps have the same bits
-// in every sweep.
+// All states share the gain of the input: u or, if the form has kGainHasStep, the step of the input
+// times u. For each state a form has prepare(), which computes a StepCache; input(), such that
+// h[t] = kept.first·h[t-1] + input; and step_back(), which starts from g, the gradient of h[t]. A
+// form makes all its choices per lane. Inputs are rounded on their own, so that the same steps have
+// the same bits in every sweep.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +20,7 @@ struct CachedStep {
   State second;
 };
 
-/// This is where the gradients at a step go; the last three are sums.
+/// The gradients at a step. step_back() sets the first two and adds to the last two.
 template <class State>
 struct StepGradients {
   State before;  // of h[t-1]
@@ -39,7 +39,7 @@ struct ByFactors {
 
   static SELECTIVE_SCAN_HD const Pole<State>& pole(const Pole<State>& pole) { return pole; }
 
-  /// The factor Δ of bbar, which all states share, goes into the gain.
+  /// bbar's factor Δ, which all states share, goes into the gain.
   static constexpr bool kGainHasStep = true;
 
   template <class Math>
@@ -86,7 +86,8 @@ struct ByExactHold {
 
   static constexpr bool kKeepsSecond = true;
 
-  /// A pole of 0 becomes one so small that its exponential is 1 and bbar Δ to the last digit.
+  /// Replaces a pole of 0 by one so small that its exponential is 1 and bbar is Δ to the last
+  /// digit.
   static SELECTIVE_SCAN_HD Pole<State> pole(const Pole<State>& pole) {
     constexpr T kLeast = sizeof(T) == 4 ? T(0x1p-40) : T(0x1p-100);
     const auto least = make_pole<VectorMath>(R(-kLeast) * one<State>());
@@ -121,7 +122,7 @@ struct ByExactHold {
   }
 };
 
-/// The form of a method; by factors where the input has a step of its own.
+/// The form of a method: ByFactors if the input has its own step.
 template <Method kMethod, class State, bool kHasInputDelta = false>
 using StepForm = std::conditional_t<Formula<kMethod>::kHasIncrements && !kHasInputDelta,
                                     ByExactHold<kMethod, State>, ByFactors<kMethod, State>>;

@@ -1,5 +1,5 @@
-// The steps of a chunk as both passes have them: the sequences that belong to a vector of lanes,
-// and the inputs that are made of them.
+// The steps of a chunk, as both passes use them: the sequences that belong to a vector of lanes,
+// and the inputs computed from them.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace selective_scan::cpu {
 
-/// A chunk of a sequence; the caller comes to the one that starts `steps_ahead` from here next, or
-/// soon.
+/// Returns a chunk of a sequence. The chunk that the caller visits next, or soon, starts
+/// `steps_ahead` steps from this one.
 SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& block,
                                            const Lanes& lanes, const Chunk& chunk,
                                            int64_t steps_ahead) {
@@ -25,7 +25,7 @@ SELECTIVE_SCAN_HD Section sequence_section(const ArrayView& view, const Block& b
   return section;
 }
 
-/// Reads a chunk of an input sequence; zeros where it is absent.
+/// Loads a chunk of an input sequence; zeros if it is absent.
 template <class R>
 void load_sequence(const ArrayView& view, const Block& block, const Lanes& lanes,
                    const Chunk& chunk, int64_t steps_ahead, R* tile) {
@@ -44,17 +44,17 @@ void store_sequence(const ArrayView& view, const Block& block, const Lanes& lane
                  reinterpret_cast<const scalar_t<R>*>(tile));
 }
 
-/// Reads delta and makes of it the steps Δ (see finite_step), 0 where a segment has none.
-/// biased_delta may be the place of delta, decay is of biased_delta, if softplus takes it. use(t,
-/// Δ) sees every step.
+/// Loads delta and computes the steps Δ (see finite_step), 0 where a segment has none.
+/// `biased_delta` may alias `delta`; `decay` is computed from biased_delta if softplus is applied.
+/// Calls use(t, Δ) for every step.
 template <class R, class Use>
 void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& lanes,
                      const Chunk& chunk, int64_t steps_ahead, R delta_bias, R* biased_delta,
                      R* decay, R* delta, const Use& use) {
   load_sequence(params.delta, block, lanes, chunk, steps_ahead, biased_delta);
   if (params.delta_softplus) {
-    // Two loops: an exponential and a logarithm, one waiting for the other, are so long a chain
-    // that too few steps are on their way at a time.
+    // Two loops: an exponential followed by a dependent logarithm is so long a chain that too few
+    // steps would be in flight at a time.
     for (int64_t t = 0; t < chunk.steps; ++t) {
       const R biased = biased_delta[t] + delta_bias;
       biased_delta[t] = biased;
@@ -80,24 +80,24 @@ void load_step_sizes(const ScanParams& params, const Block& block, const Lanes& 
                   [](int64_t, R) {});
 }
 
-/// What a chunk's inputs come from, one for each step.
+/// The arrays, one number per step, that a chunk's inputs are computed in.
 template <class R>
 struct InputSteps {
-  R* biased_delta;  // this and the next two as in load_step_sizes()
+  R* biased_delta;  // like the next two, see load_step_sizes()
   R* decay;
   R* delta;
   R* u;
   R* input_delta;
-  R* gains;  // room for them, see step_forms.h
+  R* gains;  // memory for the gains, see step_forms.h
 
-  /// Those of a pass that does not go back through them, so that some may lie in one place: `spare`
-  /// is free again once they are loaded.
+  /// Returns the arrays of a pass that does not go back through them, some of which may share
+  /// memory. `spare` is free again once the inputs are loaded.
   static SELECTIVE_SCAN_HD InputSteps of_forward(R* delta, R* u, R* gains, R* spare) {
     return {delta, spare, delta, u, gains, gains};
   }
 };
 
-/// What belongs to the steps of a chunk, of one vector of lanes, in a forward pass.
+/// The steps of a chunk for one vector of lanes, in a forward pass.
 template <class R>
 struct ForwardSteps {
   R* delta;
@@ -113,7 +113,7 @@ struct ForwardSteps {
   InputSteps<R> inputs() const { return InputSteps<R>::of_forward(delta, u, gains, y); }
 };
 
-/// Reads u and the steps, and returns the gains.
+/// Loads u and the steps, and returns the gains.
 template <class State, class R>
 const R* load_inputs(const ScanParams& params, const Block& block, const Lanes& lanes,
                      const Chunk& chunk, int64_t steps_ahead, R delta_bias,
@@ -138,7 +138,7 @@ const R* load_inputs(const ScanParams& params, const Block& block, const Lanes& 
   return steps.gains;
 }
 
-/// Turns Re(Σ C·h) in y to out, and stores it.
+/// Computes out from Re(Σ C·h) in y, and stores it.
 template <class State, class R>
 void store_output(const ForwardParams& params, const Block& block, const Lanes& lanes,
                   const Chunk& chunk, R D, const ForwardSteps<R>& steps) {

@@ -1,10 +1,10 @@
-// The sweeps (sweeps.h) of one type of states.
+// The sweeps (sweeps.h) for one type of states.
 //
-// Forward, kStatesInRegisters states at a time walk a chunk in registers, adding to the outputs,
-// which stay in the first-level cache as everything else does. On the way back they keep h, abar
-// and b of every step (34 KiB at the most, AVX-512 complex), then return with the gradient of h in
-// registers; the products for the gradients of B and C are transposed and added across the lanes
-// that share these. Bound by arithmetic.
+// The forward sweep walks a chunk with kStatesInRegisters states at a time in registers and adds to
+// the outputs, which stay in the first-level cache like everything else. The backward sweep walks
+// forward, keeping h, abar and b of every step (34 KiB at most, AVX-512 complex), then back with
+// the gradient of h in registers. The products for the gradients of B and C are transposed and
+// summed over the lanes that share B and C. Bound by arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ SELECTIVE_SCAN_HD R add_real_of_product(Complex<R> a, Complex<R> b, R c) {
   return (c + a.re * b.re) - a.im * b.im;
 }
 
-/// Writes what the lanes share of states n and the next once for every lane: (state, step).
+/// Writes the numbers of `states` states from n on, which the lanes share, once per lane: (state,
+/// step).
 template <class State>
 void spread(const Projection<State>& projection, int64_t n, int states, State* target) {
   const scalar_t<State>* source = projection.data + n * kStateChunk;
@@ -37,7 +38,7 @@ void spread(const Projection<State>& projection, int64_t n, int states, State* t
   }
 }
 
-/// B or C of a few states, of vectors with a number for each lane.
+/// B or C of a few states, as vectors with a number per lane.
 template <class State, int kStates>
 class LaneRows {
   using R = real_t<State>;
@@ -69,7 +70,7 @@ class LaneRows {
   State own_[kStates * kStateChunk];
 };
 
-/// These are numbers that all lanes share.
+/// B or C of a few states, as numbers that all lanes share.
 template <class State, int kStates>
 class SharedRows {
  public:
@@ -85,9 +86,9 @@ class SharedRows {
   int64_t imaginary_;
 };
 
-/// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to that
-/// of a constant, or to the tile of a variable one, where lanes share its numbers as sums over
-/// these.
+/// Adds the products of a chunk, (step, one of kStates states), to the gradient of B or C: to the
+/// sums of a constant one or the tile of a variable one. If the lanes share the tile's numbers,
+/// their products are summed first.
 template <int kStates, class State>
 void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<State>& gradient,
                   int64_t n, State* products) {
@@ -123,9 +124,9 @@ void add_products(const ForwardSweep<State>& sweep, const ProjectionGradient<Sta
   }
 }
 
-/// Walks kStates states through a chunk from states[0] on, leaving the last states there, and adds
-/// Re(Σ C·h) to y if there is one. So it walks the offsets of their map, if there is one: without
-/// lambdas, which would have them in memory. keep(t, j, h, kept) sees every step.
+/// Walks kStates states through a chunk, replaces `states` by the last ones, and adds Re(Σ C·h) to
+/// y if kHasOutput. If kHasMap, the offsets of the states' map are walked alike, and without
+/// lambdas, which would keep them in memory. Calls keep(t, j, h, kept) at every step.
 template <class Form, class Math, int kStates, bool kHasOutput, bool kHasMap, class State,
           class Rows, class Keep>
 SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas,
@@ -159,7 +160,7 @@ SELECTIVE_SCAN_HD void advance(int64_t steps, const real_t<State>* deltas,
   }
 }
 
-/// The sweeps of one method, for any step of the input or for those that are Δ.
+/// The sweeps of one method, for inputs with their own step or with the step Δ.
 template <class State, Method kMethod, bool kHasInputDelta>
 class MethodSweeps {
   using R = real_t<State>;
@@ -230,7 +231,8 @@ class MethodSweeps {
   }
 
  private:
-  /// The factors of a few states' maps through a chunk. Angles would lose digits in a sum.
+  /// The factors of a few states' maps through a chunk, by ΣΔ if kBySpan. Complex states are
+  /// excluded, since their angles would lose digits in a sum.
   static constexpr bool kBySpan = Formula<kMethod>::kAbarIsExponential && !is_complex_v<State>;
   template <int kStates>
   class MapFactors {
@@ -246,7 +248,7 @@ class MethodSweeps {
       if (kBySpan && !map_.is_end) return;
       for (int j = 0; j < kStates; ++j) {
         if constexpr (kBySpan) {
-          // Rounded by itself, or some loops would fuse it with what comes next.
+          // Rounded on its own; otherwise some loops would fuse it with the next operation.
           stored_[j] = VectorMath::exp_of(kept_apart(map_.span * poles[j].exponent));
         } else {
           stored_[j] = factors_[j];
@@ -284,7 +286,7 @@ class MethodSweeps {
     });
   }
 
-  /// Takes the map of the states' gradients back through a chunk.
+  /// Continues the map of the states' gradients back through a chunk.
   template <int kStates, class Sweep, class Rows, class Abar>
   static SELECTIVE_SCAN_HD void continue_map(const Sweep& sweep, const R* dys,
                                              const Pole<State> (&poles)[kStates], const Rows& C,
@@ -342,7 +344,7 @@ class MethodSweeps {
     for (int j = 0; j < kStates; ++j) poles[j] = Form::pole(source[j]);
   }
 
-  /// Goes from the gradients of the states after the chunk to those before it.
+  /// Goes back through the chunk, from the gradients of the states after it to those before it.
   template <int kStates, class Rows>
   static SELECTIVE_SCAN_HD void go_back(const BackwardSweep<State>& sweep,
                                         const Pole<State> (&poles)[kStates], const Rows& B,
@@ -387,10 +389,10 @@ class MethodSweeps {
 template <class State>
 const Sweeps<State>& Sweeps<State>::of(const ScanParams& params) {
   static constexpr auto make = []<Method kMethod, bool kHasInputDelta>() -> Sweeps {
-    // Others are the same with a step of the input's own as without.
+    // The other methods have the same sweeps with and without the input's own step.
     constexpr bool kIsOther = Formula<kMethod>::kHasIncrements && kHasInputDelta;
     using Own = MethodSweeps<State, kMethod, kIsOther>;
-    // The gradients' maps depend on abar alone, which foh rounds otherwise.
+    // The gradients' maps depend on abar alone, which foh rounds differently.
     constexpr bool kIsLikeZoh =
         Formula<kMethod>::kAbarIsExponential && !Formula<kMethod>::kHasIncrements;
     constexpr Method kLike = kIsLikeZoh ? Method::kZoh : kMethod;

@@ -1,6 +1,6 @@
-// A sweep walks the states of one vector of lanes through a chunk of steps. It is all that depends
-// on the method, and where the time goes; what surrounds it is the kernels' (forward.h, backward.h,
-// segment_maps.h). The two are compiled apart: see sweep_kernels.h.
+// A sweep walks the states of one vector of lanes through a chunk of steps. Sweeps alone depend on
+// the method, and take most of the time. The kernels around them (forward.h, backward.h,
+// segment_maps.h) are compiled separately from the sweeps: see sweep_kernels.h.
 #pragma once
 
 #include <cstdint>
@@ -13,43 +13,43 @@
 
 namespace selective_scan::cpu {
 
-/// The states that a sweep carries through a chunk in registers at a time.
+/// The number of states that a sweep carries through a chunk in registers at a time.
 constexpr int kStatesInRegisters = 4;
 
 /// y = kOutputScale·Re(Σ C·h)
 template <class State>
 constexpr double kOutputScale = is_complex_v<State> ? 2 : 1;
 
-/// In fp64 exponents are always clamped: the compiler fuses other operations there without the
-/// clamps, and no lane may tell by its neighbours' bits.
+/// In fp64 exponents are always clamped: without the clamps the compiler would fuse other
+/// operations, and a lane's bits must not depend on its neighbors.
 template <class State>
 constexpr bool kAlwaysClamps = sizeof(scalar_t<State>) == 8;
 
-/// B or C of a chunk for one vector: numbers that all lanes share, from a tile (see
-/// ProjectionTile), or vectors with one for each lane.
+/// B or C of a chunk for one vector: numbers that all lanes share, from a ProjectionTile, or
+/// vectors with one number per lane.
 template <class State>
 struct Projection {
   const scalar_t<State>* data = nullptr;
-  int64_t imaginary = 0;  // distance of the imaginary parts
+  int64_t imaginary = 0;  // distance from the real to the imaginary parts
   bool is_shared = false;
   int64_t state_stride = 0;
   int64_t step_stride = 0;
 };
 
-/// This is where the gradient of B or C goes.
+/// The destination of the gradient of B or C.
 template <class State>
 struct ProjectionGradient {
   scalar_t<State>* tile = nullptr;          // if variable, else null
-  bool is_shared = false;                   // by the lanes, whose products are then added up
+  bool is_shared = false;                   // by the lanes, whose products are then summed
   CompensatedState<State>* sums = nullptr;  // (state), if constant
 };
 
-/// The affine map of the steps so far, of a segment (segments.h), of each state: none where null.
+/// The affine map of a segment's steps so far (segments.h), for each state; null if none is wanted.
 template <class State>
 struct StateMap {
   State* offsets = nullptr;
-  State* factors = nullptr;  // those that follow from ΣΔ are written once, at the segment's end
-  real_t<State> span;        // ΣΔ, with the chunk's
+  State* factors = nullptr;  // factors that follow from ΣΔ are written once, at the segment's end
+  real_t<State> span;        // ΣΔ, including the chunk's
   bool is_end = false;       // the chunk is the segment's last
 };
 
@@ -67,17 +67,17 @@ struct ForwardSweep {
   Projection<State> C;
   State* states;        // before the chunk, then after it
   R* y;                 // (step): Re(Σ C·h) is added
-  StateMap<State> map;  // to be continued by the chunk; on the way back that of the gradients
+  StateMap<State> map;  // continued by the chunk; in the backward pass, the map of the gradients
 };
 
-/// What a sweep keeps for the way back: (step, state in registers). The way back leaves its
-/// products for dC in the place of h and those for dB in that of the first of each CachedStep, so
-/// that all of it stays in the first-level cache.
+/// The values that a sweep keeps for the way back: (step, state in registers). On the way back
+/// products for dC replace h, and products for dB replace the first member of each CachedStep, so
+/// that everything stays in the first-level cache.
 template <class State>
 struct KeptSteps {
-  State* h;  // one more step: the state before the chunk comes first
+  State* h;  // one step more, beginning with the state before the chunk
   State* first;
-  State* second;  // not of forms without
+  State* second;  // unused by forms that keep no second value
 };
 
 template <class State>
@@ -85,7 +85,7 @@ struct BackwardSweep : ForwardSweep<State> {
   using R = real_t<State>;
 
   const R* dy;  // (step)
-  R* dgain;     // (step): added to, and so is ddelta, but for what comes through the gain
+  R* dgain;     // (step): added to, like ddelta, which excludes the part through the gain
   R* ddelta;
   State* carry;  // (state): the gradient of the states after the chunk, then of those before it
   CompensatedState<State>* dA;  // (state)
@@ -94,14 +94,15 @@ struct BackwardSweep : ForwardSweep<State> {
   KeptSteps<State> kept;
 };
 
-/// What fp32 keeps of a state after it was multiplied by this is nothing or next to nothing, and
-/// likewise fp64. NaN is not.
+/// Returns whether a state multiplied by `factor` leaves nothing, or next to nothing, in its own
+/// type (fp32 or fp64). False for NaN.
 template <class State>
 SELECTIVE_SCAN_HD auto is_forgotten(State factor) {
   return size_of(factor) < real_t<State>(std::numeric_limits<scalar_t<State>>::min());
 }
 
-/// The affine map of a chunk, joined to that of the chunks before it, or behind it on the way back.
+/// A sweep that joins the affine map of a chunk to that of the chunks before it, or after it on the
+/// way back.
 template <class State>
 struct MapSweep {
   using R = real_t<State>;
@@ -114,7 +115,8 @@ struct MapSweep {
   const Pole<State>* poles;
   Projection<State> projection;  // B, or C on the way back
   StateMap<State> map;
-  const State* weights = nullptr;  // (state): states may be left out that all lanes will forget
+  const State* weights = nullptr;  // (state), optional: states that all lanes forget may be left
+                                   // out
 
   template <int kStates>
   SELECTIVE_SCAN_HD bool leaves_out(int64_t n) const {

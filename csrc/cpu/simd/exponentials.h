@@ -1,5 +1,5 @@
-// What VectorMath (vector_math.h) is made of: constants, and exponentials by reduction of their
-// argument.
+// The building blocks of VectorMath (vector_math.h): constants, and exponentials by argument
+// reduction.
 //
 // The polynomials are minimax fits of
 //   exp      ((exp(f) - 1)/f - 1)/f, |f| <= log(2)/2
@@ -8,8 +8,8 @@
 //   log1p    (t - log(1 + t))/t², 0 <= t <= 1
 //   sin      (sin(x)/x - 1)/x² in x², |x| <= π/4
 //   cos      (cos(x) - 1 + x²/2)/x⁴ in x², |x| <= π/4
-// The constants that arguments are reduced by are split so that the products with the leading
-// parts are exact even without fused multiply-add.
+// The constants for argument reduction are split so that their products with the leading parts are
+// exact even without fused multiply-add.
 #pragma once
 
 #include <limits>
@@ -35,7 +35,7 @@ struct MathConstants<float> {
                                              0.0013941213519610395326f};
   static constexpr float kExpLow = -104.f;  // exp is 0 below and infinite above
   static constexpr float kExpHigh = 89.f;
-  static constexpr int32_t kSubnormalShift = 32;  // at least the mantissa's bits and a few
+  static constexpr int32_t kSubnormalShift = 32;  // the mantissa's bits and a few more
   static constexpr float kSubnormalScale = 0x1p-32f;
   static constexpr float kExp2Polynomial[] = {
       0.69314718055994530942f,   0.24022650825470427335f,   0.05550380983528258887f,
@@ -48,7 +48,8 @@ struct MathConstants<float> {
       -0.19695398683885576f, 0.15355390922094583f,  -0.10680546594555543f,
       0.0576643597002322f,   -0.02020454222317087f, 0.0033184636171026765f};
 
-  /// n·kHalfPi[i] is exact for i < 3, and so is what the first kExactParts leave of x.
+  /// n·kHalfPi[i] is exact for i < 3, and so are the remainders of x after the first kExactParts
+  /// parts.
   static constexpr int kExactParts = 2;
   static constexpr float kHalfPi[] = {0x1.92p+0f, 0x1.fb4p-12f, 0x1.444p-24f, 0x1.68c234p-39f};
   static constexpr float kSinPolynomial[] = {-0.16666664655954273308f, 0.0083327466687048269786f,
@@ -98,7 +99,7 @@ struct MathConstants<double> {
 
 constexpr double kTwoOverPi = 0.63661977236758134308;
 
-/// Σ coefficients[i]·x^i
+/// Returns Σ coefficients[i]·x^i.
 template <class R, class T, int kTerms>
 SELECTIVE_SCAN_HD R polynomial(R x, const T (&coefficients)[kTerms]) {
   R sum(coefficients[kTerms - 1]);
@@ -124,7 +125,7 @@ struct ReducedExp {
     biased = bits_of(rounded);
   }
 
-  /// n + kExponentBias as a plain integer.
+  /// Returns n + kExponentBias as a plain integer.
   SELECTIVE_SCAN_HD Bits<T, K> biased_exponent() const {
     return biased - bits_of(R(Constants::kRound));
   }
@@ -137,9 +138,9 @@ struct ExpAndGrowth {
   State growth;
 };
 
-/// y = n + f with |f| <= 1/2. 2^f = 1 + f·slope. From 128 on (fp32) 2^n is infinite, up to -127 it
-/// is 0. kIsBounded: y is known to lie between these two, which spares the clamps. They are applied
-/// after y, so that y is rounded, or fused, alike with and without them.
+/// y = n + f with |f| <= 1/2; 2^f = 1 + f·slope. In fp32 2^n is infinite from 128 on and 0 from
+/// -127 down. If kIsBounded, y is known to lie between these two, which saves the clamps. The
+/// clamps follow the computation of y, so that y is rounded, or fused, alike with and without them.
 template <class T, class K, bool kIsBounded>
 struct ReducedExp2 {
   using R = Vec<T, K>;
@@ -175,9 +176,10 @@ struct ReducedExp2 {
   }
 };
 
-/// 2^(i/kEntries) as the bits of a number, less i at the place that PowerByTable adds it to; how
-/// much the rounded number's logarithm lacks; and polynomials for |f| <= 1/(2·kEntries): (2^f -
-/// 1)/f as exactly as 2^f needs, and as 2^f - 1 does.
+/// Tables for 2^(i/kEntries), and polynomials for |f| <= 1/(2·kEntries). kBits: the bits of the
+/// power, less i at the place where PowerByTable adds it. kLacking: the correction of the logarithm
+/// for the rounding of the power. kPolynomial and kGrowthPolynomial: (2^f - 1)/f, as exactly as 2^f
+/// and 2^f - 1, respectively, need it.
 template <int kEntries>
 struct Exp2Table;
 template <>
@@ -207,8 +209,9 @@ struct Exp2Table<16> {
                                                 0.055505413312140018f, 0.0096181291026569277f};
 };
 
-/// 2^y by a table in one register, W entries for W lanes: y = n + f, n a multiple of 1/W. A third
-/// less work than ReducedExp2 and, what counts more, half the steps that wait for each other.
+/// 2^y by a table in one register, with W entries for W lanes: y = n + f, n a multiple of 1/W. It
+/// takes a third less work than ReducedExp2 and, more importantly, a chain of dependent operations
+/// half as long.
 template <class K>
 struct PowerByTable {
   using R = Vec<float, K>;
@@ -221,13 +224,14 @@ struct PowerByTable {
 
   PowerByTable() = default;
   SELECTIVE_SCAN_HD explicit PowerByTable(R y) {
-    // y costs a multiplication of its own, but two of the three sums go to units of their own. And
-    // it is rounded once, alike with and without within_range, whatever the compiler would fuse.
+    // Keeping y apart costs a multiplication, but two of the three sums can use separate adders.
+    // Also, y is rounded once, alike with and without within_range, whatever the compiler would
+    // fuse.
     y = kept_apart(y);
     take(y + R(kRound));
     f = y - n;
   }
-  /// This stands for exp(x)·2^kShift: y = log2(e)·x, as if not rounded.
+  /// Represents exp(x)·2^kShift, with y = log2(e)·x as if it were not rounded.
   template <int kShift = 0>
   static SELECTIVE_SCAN_HD PowerByTable of_exp(R x) {
     PowerByTable result;
@@ -241,14 +245,14 @@ struct PowerByTable {
   SELECTIVE_SCAN_HD R value() const {
     return power + (power * f) * polynomial(f, Table::kPolynomial);
   }
-  /// Returns 2^y and 2^y - 1. Where n = 0 nothing cancels in 2^y - 1; elsewhere what the rounded
-  /// power lacks would show.
+  /// Returns 2^y and 2^y - 1. For n = 0 nothing cancels in 2^y - 1; for other n the rounding error
+  /// of the power would show without the correction.
   SELECTIVE_SCAN_HD ExpAndGrowth<R> exp_and_growth() const {
     const R exact = f + as_number(look_up(Table::kLacking, low));
     const R part = kept_apart((power * exact) * polynomial(exact, Table::kGrowthPolynomial));
     return {part + power, part + (power - R(1.f))};
   }
-  /// `result`, but `below` from n = -126 down and infinite from n = 128 up.
+  /// Returns `result`, but `below` for n < -126 and infinity from n = 128 up.
   SELECTIVE_SCAN_HD R within_range(R result, float below) const {
     const R beyond = select(n < R(0.f), R(below), R(std::numeric_limits<float>::infinity()));
     return select(n < R(-126.f) || n > R(127.95f), beyond, result);
@@ -263,7 +267,7 @@ struct PowerByTable {
     constexpr int kMantissaBits = MathConstants<float>::kMantissaBits;
     static_assert(R::kWidth == 1 << kEntriesLog2);
     n = rounded - R(kRound);
-    // The low bits of n·W name the entry, the others are the exponent.
+    // The low bits of n·W select the entry, the others are the exponent.
     low = bits_of(rounded);
     Bits<float, K> bits = look_up(Table::kBits, low) + (low << (kMantissaBits - kEntriesLog2));
     if constexpr (kShift != 0) bits = bits + (kShift << kMantissaBits);

@@ -1,5 +1,5 @@
-// The standard headers of the kernels, included before a file switches to an instruction set:
-// their inline functions are shared with code that must run on any processor.
+// The standard headers of the kernels, included before a file switches to an instruction set: their
+// inline functions are shared with code that must run on any processor.
 #pragma once
 
 #include <array>

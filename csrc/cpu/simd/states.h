@@ -1,4 +1,4 @@
-// Arrays of states from and to tiles: real ones, or complex ones as their real and imaginary parts.
+// Moves arrays of states between memory and tiles; complex ones as their real and imaginary parts.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace selective_scan::cpu {
 
-/// A contiguous (batch, channel, state) array of the compute type from `data` on.
+/// Returns a contiguous (batch, channel, state) array of the compute type at `data`.
 template <class State, class Params>
 SELECTIVE_SCAN_HD ArrayView contiguous_states(void* data, const Params& params) {
   ArrayView view;
@@ -21,7 +21,8 @@ SELECTIVE_SCAN_HD ArrayView contiguous_states(void* data, const Params& params) 
   return view;
 }
 
-/// (state, lane), the real parts, from the first lane's element; rows are states.
+/// Returns the section (state, lane) of the real parts, whose rows are states; `offset` is the
+/// first lane's element.
 SELECTIVE_SCAN_HD Section state_section(const ArrayView& view, int64_t offset, int64_t lanes,
                                         int64_t lane_stride, int64_t dstate) {
   return {element_at(view, offset), view.dtype, dstate, lanes, view.state, lane_stride};
@@ -32,8 +33,8 @@ SELECTIVE_SCAN_HD Section imaginary_part(Section section, const ArrayView& view)
   return section;
 }
 
-/// Moves a section of real parts and, where states are complex, that of the imaginary parts, which
-/// lie `imaginary` behind the real ones in the tile.
+/// Load or store a section of real parts and, if states are complex, the section of their imaginary
+/// parts, which lie `imaginary` after the real ones in the tile.
 template <class State>
 void load_parts(const Section& section, const ArrayView& view, scalar_t<State>* tile, int64_t pitch,
                 int64_t imaginary) {
@@ -53,7 +54,7 @@ void store_parts(const Section& section, const ArrayView& view, const scalar_t<S
   }
 }
 
-/// Reads (state, lane) into an array of State; zeros where the view is absent.
+/// Loads (state, lane) into an array of State; zeros if the view is absent.
 template <class State>
 void load_states(const ArrayView& view, int64_t offset, int64_t lanes, int64_t lane_stride,
                  int64_t dstate, State* states) {

@@ -1,9 +1,9 @@
-// Staging: a kernel works on tiles of the compute type, rows of consecutive lanes, and these move
-// tiles from and to strided arrays of any element type.
+// Staging: kernels work on tiles of the compute type, whose rows are consecutive lanes. The
+// functions here move tiles from and to strided arrays of any element type.
 //
-// An array is read along two of its dimensions, one becoming the rows, one the lanes. Where either
-// is contiguous in memory whole vectors move (transposed in registers if it is the rows'), else
-// single elements.
+// An array is read along two of its dimensions: one becomes the rows, the other the lanes. If
+// either is contiguous in memory, whole vectors move (transposed in registers if it is the rows'
+// dimension), else single elements.
 #pragma once
 
 #include <bit>
@@ -26,17 +26,18 @@ struct Section {
   int64_t lanes = 0;
   int64_t row_stride = 0;
   int64_t lane_stride = 0;
-  int64_t rows_ahead = 0;         // where the next section to be moved starts, if known
-  bool goes_past_caches = false;  // what is stored; then finish_stores_past_caches()
+  int64_t rows_ahead = 0;         // distance to the next section to be moved, if known
+  bool goes_past_caches = false;  // for stores; call finish_stores_past_caches() after them
 };
 
-/// Asks for the cache line of an address, which need not exist. Into the second-level cache: rows a
-/// power of two apart would drive each other out of the first.
+/// Prefetches the cache line of an address, which need not exist, into the second-level cache: rows
+/// a power of two apart would evict each other from the first.
 SELECTIVE_SCAN_HD void prefetch(const void* base, int64_t bytes) {
   __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<intptr_t>(base) + bytes), 0, 2);
 }
 
-/// Stores past the caches, which spares reading what is there. `target` is aligned as vectors are.
+/// Stores past the caches, which saves reading the old contents. `target` must be aligned like
+/// vectors.
 template <class T, class K>
 SELECTIVE_SCAN_HD void store_past_caches(Vec<T, K> x, T* target) {
 #if defined(__x86_64__)
@@ -52,20 +53,20 @@ SELECTIVE_SCAN_HD void store_past_caches(Vec<T, K> x, T* target) {
   x.store(target);
 #endif
 }
-/// Makes those visible before whatever is stored next.
+/// Makes these stores visible before any later store.
 SELECTIVE_SCAN_HD void finish_stores_past_caches() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-/// Conversion of W consecutive elements of type Element from and to R.
+/// Converts W consecutive elements of type Element to R and back.
 template <class R, class Element>
 struct Converter {
   static constexpr int kWidth = R::kWidth;
   using T = typename R::Scalar;
 
-  /// Whether a lane of R has room for two consecutive elements, the first in its low bits.
+  /// True if a lane of R has room for two consecutive elements, the first in its low bits.
   static constexpr bool kPairs =
       sizeof(T) == 4 && sizeof(Element) == 2 && std::endian::native == std::endian::little;
 
@@ -83,7 +84,7 @@ struct Converter {
     }
   }
 
-  /// The first `count` lanes; the others are 0.
+  /// Loads the first `count` lanes; the others are 0.
   static SELECTIVE_SCAN_HD R load_part(const Element* source, int64_t count) {
     if (count >= kWidth) return load(source);
     if constexpr (kLoadsParts<R, Element>) {
@@ -118,7 +119,8 @@ struct Converter {
     }
   }
 
-  /// The first and the second elements of pairs as numbers, and back.
+  /// unpack() converts the first and the second elements of pairs to numbers; pack() does the
+  /// reverse.
   static SELECTIVE_SCAN_HD void unpack(R pairs, R& first, R& second) {
     const Words words = bit_cast<Words>(pairs.native);
     first = R::from(widen(words << 16, Element{}));
@@ -130,7 +132,7 @@ struct Converter {
   }
 
  private:
-  // The functions of core/dtype.h, for all lanes at once.
+  // The functions of core/dtype.h for all lanes at once.
   using Words = native_t<uint32_t, kWidth>;
   using Integers = native_t<int32_t, kWidth>;
   using Floats = native_t<float, kWidth>;
@@ -150,7 +152,7 @@ struct Converter {
       return __builtin_convertvector(packed, Words) << 16;
     }
   }
-  /// One instruction where the compilers would take more.
+  /// Takes one instruction, where the compilers would use more.
   static SELECTIVE_SCAN_HD Floats lesser_of(Floats a, Floats b) {
     if constexpr (sizeof(T) == sizeof(float)) {
       return lesser(R::from(a), R::from(b)).native;
@@ -161,7 +163,7 @@ struct Converter {
   /// Widens the elements in the words' high halves.
   static SELECTIVE_SCAN_HD Floats widen(Words high, BFloat16) { return bit_cast<Floats>(high); }
   static SELECTIVE_SCAN_HD Floats widen(Words high, Half) {
-    // Signed integers are compared in fewer instructions.
+    // Comparing signed integers takes fewer instructions.
     const Integers magnitude = bit_cast<Integers>((high & 0x7fff0000u) >> 3);
     const Floats x = bit_cast<Floats>(magnitude + 0x38000000);
     const Floats subnormal = 2.0f * x - 0x1p-14f;
@@ -189,14 +191,14 @@ struct Converter {
   }
 };
 
-/// Moves a section from or to a tile of at most one vector of lanes; rows lie `pitch` apart.
+/// Moves a section from or to a tile of at most one vector of lanes, with rows `pitch` apart.
 template <class R, class Element>
 struct TileMover {
   using T = typename R::Scalar;
   using Convert = Converter<R, Element>;
   static constexpr int kWidth = R::kWidth;
 
-  /// Lanes that the section lacks become 0.
+  /// Loads a section; lanes that it lacks become 0.
   static void load(const Section& section, T* tile, int64_t pitch) {
     const Element* source = static_cast<const Element*>(section.data);
     if (section.lane_stride == 1 && section.lanes == kWidth) {
@@ -242,10 +244,11 @@ struct TileMover {
   }
 
  private:
-  /// A number of lanes known when a kernel is compiled: all loops unroll.
+  /// The number of lanes as a compile-time constant, which lets all loops unroll.
   using WholeVector = std::integral_constant<int64_t, kWidth>;
 
-  /// The first of `count` rows from `row` on in memory, and where the tile has that one.
+  /// The element of the row that comes first in memory, of the `count` rows from `row` on, and its
+  /// place in the tile.
   struct Rows {
     int64_t element;
     int64_t tile;
@@ -263,7 +266,7 @@ struct TileMover {
     return section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
   }
 
-  // Unrolled in any case: a loop would have the registers in memory.
+  // Always unrolled: a loop would keep the registers in memory.
   static constexpr auto kRows = std::make_index_sequence<kWidth>();
   template <size_t... kIndices>
   static SELECTIVE_SCAN_HD void load_rows(R* rows, const T* tile, int64_t pitch,
@@ -294,8 +297,9 @@ struct TileMover {
     (store(pairs[kIndices], int64_t{2 * kIndices}), ...);
   }
 
-  /// Moves sections whose rows are contiguous, as many at a time as a vector of a lane's elements
-  /// has; returns how many. Narrow elements are transposed as pairs, which takes half the shuffles.
+  /// Move sections whose rows are adjacent in memory, as many rows at a time as a vector of a
+  /// lane's elements holds, and return the number of rows moved. Narrow elements are transposed as
+  /// pairs, which takes half the shuffles.
   template <class Lanes>
   static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
                                                 Lanes lanes) {
@@ -341,7 +345,7 @@ struct TileMover {
         } else {
           columns[lane] = Convert::load(source);
         }
-        // The lanes' rows are too many streams for the processor to foresee.
+        // The lanes' rows are too many streams for the hardware prefetcher.
         prefetch(source, ahead);
       }
     }
@@ -379,14 +383,14 @@ struct TileMover {
         } else {
           Convert::store(columns[lane], target);
         }
-        // Else the stores wait for their lines, and everything in time for the stores.
+        // Without it the stores wait for their cache lines and, in time, everything for the stores.
         prefetch(target, ahead);
       }
     }
   }
 };
 
-/// The part of a section that one vector of lanes covers.
+/// Returns the part of a section that one vector of lanes covers.
 template <class R>
 SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
   section.data = element_at(section, first * section.lane_stride);
@@ -395,7 +399,7 @@ SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
   return section;
 }
 
-/// Loads a section of any number of lanes; the tile's rows hold them padded to whole vectors.
+/// Loads a section of any number of lanes. The tile's rows hold the lanes padded to whole vectors.
 template <class R>
 void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) {
   visit_dtype(section.dtype, [&](auto* element) {
@@ -416,8 +420,8 @@ void store_tile(const Section& section, const typename R::Scalar* tile, int64_t 
   });
 }
 
-/// Moves a section of any number of lanes, row by row where these are contiguous: memory is read
-/// in its order.
+/// Move a section of any number of lanes, row by row if the lanes of a row are contiguous, so that
+/// memory is accessed in order.
 template <class R>
 void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) {
   if (section.lane_stride != 1) return load_tile<R>(section, tile, pitch);
@@ -451,7 +455,7 @@ void store_rows(const Section& section, const typename R::Scalar* tile, int64_t 
   });
 }
 
-/// Moves a section of one lane alone, and nothing beside it in the tile.
+/// Move a section of a single lane, and leave the tile's other lanes unchanged.
 template <class R>
 void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) {
   visit_dtype(section.dtype, [&](auto* element) {

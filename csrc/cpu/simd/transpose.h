@@ -1,4 +1,4 @@
-// Shuffles of vectors, and what is made of them: transpositions, and sums over the lanes.
+// Shuffles of vectors, and operations made of them: transpositions, and sums over the lanes.
 #pragma once
 
 #include <utility>
@@ -19,8 +19,8 @@ SELECTIVE_SCAN_HD Vec<T, K> shuffle(Vec<T, K> a, Vec<T, K> b, std::index_sequenc
 #endif
 }
 
-/// Exchanges, in the 2 x 2 blocks of lanes that two rows `kDistance` apart form, the entries off
-/// the diagonal: one step of a transposition.
+/// Exchanges the off-diagonal entries of the 2 x 2 blocks of lanes that two rows `kDistance` apart
+/// form: one step of a transposition.
 template <int kDistance, class T, class K>
 SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
   constexpr int kWidth = Vec<T, K>::kWidth;
@@ -36,8 +36,8 @@ SELECTIVE_SCAN_HD void exchange(Vec<T, K>& a, Vec<T, K>& b) {
   a = first;
 }
 
-/// Four numbers to 128 bits, the unit that shuffles work in: two vectors interleave in one
-/// instruction each there, where exchange<1> may take more.
+/// True if 128 bits, the unit of shuffles, hold four numbers. Interleaving two vectors then takes
+/// one instruction for each, while exchange<1> may take more.
 template <class T, class K>
 constexpr bool kInterleaves = sizeof(T) == 4 && Vec<T, K>::kWidth >= 4;
 
@@ -57,7 +57,7 @@ SELECTIVE_SCAN_HD void interleave(Vec<T, K>& a, Vec<T, K>& b) {
   a = low;
 }
 
-/// rows[i][j] becomes rows[j][i].
+/// Transposes a square of vectors: rows[i][j] becomes rows[j][i].
 template <int kDistance = 1, class T, class K>
 SELECTIVE_SCAN_HD void transpose(Vec<T, K>* rows) {
   constexpr int kWidth = Vec<T, K>::kWidth;
@@ -78,7 +78,7 @@ SELECTIVE_SCAN_HD void transpose(Vec<T, K>* rows) {
   }
 }
 
-/// Lane i of the result is the sum of the lanes of rows[i]: a transposition that adds as it goes.
+/// Returns the sum of the lanes of rows[i] in lane i: a transposition that adds as it goes.
 template <int kDistance = 1, class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> sum_of_each(Vec<T, K>* rows) {
   constexpr int kWidth = Vec<T, K>::kWidth;

@@ -1,9 +1,9 @@
-// A SIMD vector over the compilers' vector extensions, so that one source serves SSE2, AVX2,
-// AVX-512 and NEON; a library such as Highway would add a dependency for what these lines do.
+// A SIMD vector on top of the compilers' vector extensions, so that one source serves SSE2, AVX2,
+// AVX-512 and NEON. A library such as Highway would add a dependency for what these lines do.
 //
-// A capability is a type (Baseline, Avx2, Avx512) and a parameter of every vector. Whatever is
-// compiled for one instruction set is thus a template of its own, and the linker cannot merge it
-// with a copy compiled for another.
+// A capability is a type (Baseline, Avx2, Avx512) and a template parameter of every vector. Code
+// compiled for one instruction set thus has its own template instances, which the linker cannot
+// merge with copies compiled for another.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "../../core/config.h"
 #include "../../core/dtype.h"
 
-// Multiplications and additions fuse across the operators' calls; gcc does so by default.
+// Lets multiplications and additions fuse across the operators' calls, as gcc does by default.
 #if defined(__clang__)
 #pragma clang fp contract(fast)
 #endif
@@ -26,7 +26,8 @@
 
 namespace selective_scan::cpu {
 
-// What SELECTIVE_SCAN_CPU_CAPABILITY calls it, and the bytes in a vector register.
+// The name of an instruction set in SELECTIVE_SCAN_CPU_CAPABILITY, and the bytes of a vector
+// register.
 struct Baseline {
   static constexpr const char* kName = "default";
   static constexpr int kVectorBytes = 16;
@@ -40,7 +41,7 @@ struct Avx512 {
   static constexpr int kVectorBytes = 64;
 };
 
-/// W elements of type E as the compiler sees them.
+/// A native vector of W elements of type E.
 template <class E, int W>
 struct NativeVector {
   typedef E type __attribute__((vector_size(W * sizeof(E))));
@@ -48,7 +49,7 @@ struct NativeVector {
 template <class E, int W>
 using native_t = typename NativeVector<E, W>::type;
 
-/// The signed integer as wide as T.
+/// The signed integer type as wide as T.
 template <class T>
 using bits_t = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
@@ -56,7 +57,7 @@ using bits_t = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 template <class T, class Capability>
 struct Mask;
 
-/// The lanes' numbers as integers, for work on exponents.
+/// The lanes' bits as integers, for work on exponents.
 template <class T, class Capability>
 struct Bits;
 
@@ -162,7 +163,7 @@ SELECTIVE_SCAN_HD bool any(Mask<T, K> mask) {
   return some != 0;
 }
 
-/// a < b ? a : b; the compilers see no single instruction in that, as it is not fmin.
+/// a < b ? a : b. The compilers find no single instruction for this expression, as it is not fmin.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> lesser(Vec<T, K> a, Vec<T, K> b) {
 #if defined(__x86_64__)
@@ -202,7 +203,7 @@ SELECTIVE_SCAN_HD Vec<T, K> greater(Vec<T, K> a, Vec<T, K> b) {
 #endif
 }
 
-/// The bound where x is beyond it; NaN stays NaN.
+/// Returns x, or the bound that x exceeds; NaN stays NaN.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> clamp(Vec<T, K> x, T low, T high) {
   return lesser(Vec<T, K>(high), greater(Vec<T, K>(low), x));
@@ -216,8 +217,8 @@ template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> as_number(Bits<T, K> x) {
   return Vec<T, K>::from(bit_cast<typename Vec<T, K>::Native>(x.native));
 }
-/// Unsigned, so that sums wrap around, as those of signed integers may not: the bits of NaN and
-/// infinity are large.
+/// Converts to unsigned integers, whose sums may wrap around, unlike those of signed integers: the
+/// bits of NaN and infinity are large.
 template <class T, class K>
 SELECTIVE_SCAN_HD auto wrapping(Bits<T, K> x) {
   using Unsigned = std::make_unsigned_t<bits_t<T>>;
@@ -268,9 +269,9 @@ SELECTIVE_SCAN_HD Vec<T, K> negative_magnitude(Vec<T, K> x) {
   return as_number(bits_of(x) | std::numeric_limits<bits_t<T>>::min());
 }
 
-/// x itself, computed before what follows: the compiler fuses no multiplication in x with the
-/// additions there. Where either of two products could fuse, this says which, so that all kernels
-/// round alike; where additions have units of their own, it is faster too.
+/// Returns x, computed before what follows: the compiler does not fuse a multiplication in x with
+/// the additions there. If either of two products could fuse, this decides which one does, so that
+/// all kernels round alike. On processors with separate adders it is faster, too.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> kept_apart(Vec<T, K> x) {
 #if defined(__x86_64__)
@@ -286,7 +287,7 @@ SELECTIVE_SCAN_HD Complex<R> kept_apart(Complex<R> x) {
 }
 
 #if defined(__x86_64__)
-/// a·b + c in one rounding, also where the compiler would not fuse the two.
+/// a·b + c with one rounding, even if the compiler would not fuse the two.
 template <class K>
 SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K> b,
                                                    Vec<float, K> c) {
@@ -299,13 +300,13 @@ SELECTIVE_SCAN_HD Vec<float, K> fused_multiply_add(Vec<float, K> a, Vec<float, K
 }
 #endif
 
-/// 1/x of a normal x whose reciprocal is normal.
+/// Returns 1/x for a normal x whose reciprocal is normal.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
   using R = Vec<T, K>;
 #if defined(__x86_64__)
   if constexpr (R::kBytes == 64 && sizeof(T) == 4) {
-    // An estimate of 14 bits and a step of Newton's method take half the time of a division.
+    // A 14-bit estimate and one step of Newton's method take half the time of a division.
     const R estimate = R::from(_mm512_maskz_rcp14_ps(-1, x.native));
     return estimate + estimate * (R(1.f) - x * estimate);
   }
@@ -313,7 +314,7 @@ SELECTIVE_SCAN_HD Vec<T, K> reciprocal_of_normal(Vec<T, K> x) {
   return R(T(1)) / x;
 }
 
-/// Whether one instruction looks numbers up in a table of as many as there are lanes.
+/// True if one instruction looks up a table with as many entries as there are lanes.
 template <class T, class K>
 constexpr bool kLooksUp = false;
 #if defined(__x86_64__)
@@ -322,7 +323,7 @@ inline constexpr bool kLooksUp<float, Avx2> = true;
 template <>
 inline constexpr bool kLooksUp<float, Avx512> = true;
 
-/// Lane i of the result is the entry, of 32 bits, that the low bits of lane i of `index` name.
+/// Lane i of the result is the 32-bit entry that the low bits of lane i of `index` select.
 template <class Entry, class K>
 SELECTIVE_SCAN_HD Bits<float, K> look_up(const Entry (&entries)[Vec<float, K>::kWidth],
                                          Bits<float, K> index) {
@@ -338,7 +339,7 @@ SELECTIVE_SCAN_HD Bits<float, K> look_up(const Entry (&entries)[Vec<float, K>::k
 }
 #endif
 
-/// Whether one instruction widens 16-bit numbers to the high halves of the lanes.
+/// True if one instruction spreads 16-bit numbers to the high halves of the lanes.
 template <class R>
 constexpr bool kSpreadsHalves = false;
 template <class R>
@@ -363,12 +364,12 @@ SELECTIVE_SCAN_HD R spread_into_high_halves(native_t<uint16_t, R::kWidth> halves
 }
 #endif
 
-/// Whether one instruction makes numbers of binary16.
+/// True if one instruction converts from binary16.
 template <class R>
 constexpr bool kWidensHalves = false;
 template <class R>
 R widen_halves(native_t<uint16_t, R::kWidth> halves);
-/// Whether one instruction loads a part of a vector of such elements.
+/// True if one instruction loads a part of a vector of such elements.
 template <class R, class Element>
 constexpr bool kLoadsParts = false;
 template <class R, class Element>
@@ -386,7 +387,7 @@ SELECTIVE_SCAN_HD R widen_halves(native_t<uint16_t, R::kWidth> halves) {
   return R::from(_mm512_maskz_cvtph_ps(-1, bit_cast<__m256i>(halves)));
 }
 
-/// Loads elements as they lie in memory, and zeros behind the first `count` of them.
+/// Loads the first `count` elements as they are in memory, followed by zeros.
 template <class R, class Element>
 SELECTIVE_SCAN_HD auto load_native_part(const Element* source, int64_t count) {
   if constexpr (R::kBytes == 32) {
@@ -410,7 +411,7 @@ SELECTIVE_SCAN_HD Mask<T, K> is_set(Bits<T, K> x) {
   return {x.native != 0};
 }
 
-/// |x|, or of a complex number what is as good to compare by.
+/// Returns |x| or, for a complex number, a size that serves comparisons as well.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> size_of(Vec<T, K> x) {
   return magnitude(x);
@@ -420,7 +421,7 @@ SELECTIVE_SCAN_HD R size_of(Complex<R> x) {
   return magnitude(x.re) + magnitude(x.im);
 }
 
-/// Calls visit.operator()<kCount>(first) for groups of kMost, and then of one, that together are
+/// Calls visit.operator()<kCount>(first) for groups of kMost, and then of one, that together cover
 /// [0, count).
 template <int kMost, class Visit>
 SELECTIVE_SCAN_HD void for_each_group(int64_t count, const Visit& visit) {
@@ -429,11 +430,11 @@ SELECTIVE_SCAN_HD void for_each_group(int64_t count, const Visit& visit) {
   for (; first < count; ++first) visit.template operator()<1>(first);
 }
 
-/// How many vectors a State is: real numbers for the lanes, or complex ones.
+/// The number of vectors in a State: one for real numbers, two for complex ones.
 template <class State>
 constexpr int kComponents = is_complex_v<State> ? 2 : 1;
 
-/// A number for each lane; imaginary parts lie `imaginary` behind the real ones.
+/// Loads one number per lane; imaginary parts lie `imaginary` after the real ones.
 template <class State>
 SELECTIVE_SCAN_HD State load_number(const scalar_t<State>* source, int64_t imaginary) {
   using R = real_t<State>;
@@ -443,7 +444,7 @@ SELECTIVE_SCAN_HD State load_number(const scalar_t<State>* source, int64_t imagi
     return R::load(source);
   }
 }
-/// This is one number for all lanes.
+/// Loads one number for all lanes.
 template <class State>
 SELECTIVE_SCAN_HD State spread_number(const scalar_t<State>* source, int64_t imaginary) {
   using R = real_t<State>;

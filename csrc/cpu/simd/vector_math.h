@@ -1,7 +1,7 @@
 // VectorMath: the Math policy (core/math.h) for vectors, inlined and without branches, so that it
-// pipelines with whatever surrounds it. Within 2 ulp, softplus and sigmoid 2.75, infinities, NaN,
-// overflow and gradual underflow included, though tasks flush what that leaves; exp_of and sigmoid
-// trade the outermost binades for speed.
+// pipelines with the surrounding code. Results are within 2 ulp (softplus and sigmoid: 2.75),
+// including infinities, NaN, overflow and gradual underflow, although tasks flush the denormals
+// that result. exp_of and sigmoid trade the outermost binades for speed.
 #pragma once
 
 #include "../../core/complex.h"
@@ -12,7 +12,7 @@
 
 namespace selective_scan::cpu {
 
-/// 2^n of n + kExponentBias in the low bits.
+/// Returns 2^n, given n + kExponentBias in the low bits.
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> power_of_two(Bits<T, K> biased) {
   return as_number(biased << MathConstants<T>::kMantissaBits);
@@ -33,7 +33,7 @@ SELECTIVE_SCAN_HD Vec<T, K> log1p_of_reduced(Vec<T, K> f) {
 template <class T, class K>
 SELECTIVE_SCAN_HD Vec<T, K> log1p_of_fraction(Vec<T, K> t) {
   using R = Vec<T, K>;
-  if constexpr (kLooksUp<T, K>) {  // and multiplies and adds in one rounding
+  if constexpr (kLooksUp<T, K>) {  // these sets also fuse multiply-add
     return t - (t * t) * polynomial(t, MathConstants<T>::kLog1pPolynomial);
   } else {
     const auto is_large = t > R(T(0.41421356237309504880));  // sqrt(2) - 1
@@ -43,8 +43,8 @@ SELECTIVE_SCAN_HD Vec<T, K> log1p_of_fraction(Vec<T, K> t) {
   }
 }
 
-/// kIsBounded: the arguments of exp_of are known to be in the range of ReducedExp2, so that nothing
-/// clamps them; the results are the same.
+/// If kIsBounded, the arguments of exp_of are known to be in the range of ReducedExp2 and are not
+/// clamped; the results are the same.
 template <bool kIsBounded>
 struct VectorMathOf {
   template <class T, class K>
@@ -52,14 +52,16 @@ struct VectorMathOf {
     using R = Vec<T, K>;
     using Constants = MathConstants<T>;
     const ReducedExp<T, K> reduced(clamp(x, Constants::kExpLow, Constants::kExpHigh));
-    // 2^n may be beyond the normal numbers where exp(x) is not, so it is applied in two steps.
+    // 2^n may leave the range of normal numbers when exp(x) does not, so it is applied in two
+    // steps.
     const Bits<T, K> n = reduced.biased_exponent() + bits_t<T>(-Constants::kExponentBias);
     const Bits<T, K> half = n >> 1;
     return (R(1) + reduced.growth) * power_of_two(half + bits_t<T>(Constants::kExponentBias)) *
            power_of_two((n - half) + bits_t<T>(Constants::kExponentBias));
   }
 
-  /// exp for x <= 0 and NaN. 2^n is out of range below alone: half its binades come last.
+  /// exp for x <= 0 and NaN. 2^n can only be too small, so it is computed with a larger exponent
+  /// and scaled down at the end.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> exp_of_negative(Vec<T, K> x) {
     using R = Vec<T, K>;
@@ -76,14 +78,14 @@ struct VectorMathOf {
     }
   }
 
-  /// 1/(1 + exp(-x)), 0 where exp(-x) would become infinite. Where it would become too small, it
-  /// adds nothing to 1.
+  /// 1/(1 + exp(-x)); 0 if exp(-x) would become infinite. If exp(-x) would underflow, it adds
+  /// nothing to 1.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> sigmoid(Vec<T, K> x) {
     using R = Vec<T, K>;
     constexpr T kLimit = MathConstants<T>::kExpHigh - 2;
     const R bounded = greater(R(-kLimit), -x);
-    R sum;  // 1 + exp(-x), of which exp(-x) itself would be rounded once more
+    R sum;  // 1 + exp(-x), without first rounding exp(-x)
     if constexpr (kLooksUp<T, K>) {
       const auto reduced = PowerByTable<K>::of_exp(bounded);
       sum = (R(T(1)) + (reduced.power * reduced.f) *
@@ -97,12 +99,12 @@ struct VectorMathOf {
     return select(x < R(-kLimit), R(T(0)), reciprocal_of_normal(sum));
   }
 
-  /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), x itself above the threshold.
+  /// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), or x itself above the threshold.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> softplus(Vec<T, K> x) {
     return softplus(x, decay(x));
   }
-  /// exp(-|x|), which softplus and its derivative are made of.
+  /// exp(-|x|), from which softplus and its derivative are computed.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> decay(Vec<T, K> x) {
     return exp_of_negative(negative_magnitude(x));
@@ -114,7 +116,7 @@ struct VectorMathOf {
     if constexpr (sizeof(T) == 4) return sum;  // above the threshold it rounds to x
     return select(x > R(T(kSoftplusThreshold)), x, sum);
   }
-  /// 1/(1 + exp(-x)), 1 above the threshold.
+  /// 1/(1 + exp(-x)), or 1 above the threshold.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> softplus_derivative(Vec<T, K> x, Vec<T, K> decay) {
     using R = Vec<T, K>;
@@ -123,7 +125,7 @@ struct VectorMathOf {
     return select(x > R(T(kSoftplusThreshold)), R(T(1)), result);
   }
 
-  /// Accurate up to |x| = 6000 (fp32; fp64 10^6). Beyond, the error grows with x.
+  /// Accurate up to |x| = 6000 (fp32) or 10^6 (fp64). Beyond, the error grows with x.
   template <class T, class K>
   static SELECTIVE_SCAN_HD void sincos(Vec<T, K> x, Vec<T, K>& sine, Vec<T, K>& cosine) {
     using R = Vec<T, K>;
@@ -131,7 +133,7 @@ struct VectorMathOf {
     const R round(Constants::kRound);
     const R rounded = round + R(static_cast<T>(kTwoOverPi)) * x;
     const R n = rounded - round;
-    // x - n·π/2; what the differences lose is added at the end.
+    // x - n·π/2; the rounding errors of the differences are added at the end.
     R r = x, missing(T(0));
     for (int part = 0; part < 3; ++part) {
       const R product = n * R(Constants::kHalfPi[part]);
@@ -140,7 +142,7 @@ struct VectorMathOf {
       if (part >= Constants::kExactParts) missing = missing + ((before - r) - product);
     }
     r = r + (missing - n * R(Constants::kHalfPi[3]));
-    // Where x is so large that n is not exact, any angle is as good, but must be an angle.
+    // If x is so large that n is not exact, any angle will do, but it must be a valid one.
     r = clamp(r, T(-1), T(1));
 
     const R r2 = r * r;
@@ -160,7 +162,7 @@ struct VectorMathOf {
     cosine = as_number(bits_of(select(is_odd, sine_of_r, cosine)) ^ cosine_sign);
   }
 
-  /// A·log2(e). An angle stays as it is: no decay hides what a rounded unit would add to it.
+  /// A·log2(e). Angles keep their unit: no decay would hide the rounding error of a conversion.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> exponent(Vec<T, K> A) {
     return A * Vec<T, K>(static_cast<T>(kLog2e));
@@ -171,7 +173,7 @@ struct VectorMathOf {
   }
 
   /// exp, but 0 below 2^-126 and infinite above 2^127.5 (fp32; fp64 likewise), each at the latest
-  /// half a binade further.
+  /// half a binade beyond.
   template <class T, class K>
   static SELECTIVE_SCAN_HD Vec<T, K> exp_of(Vec<T, K> y) {
     if constexpr (kLooksUp<T, K>) {
@@ -189,8 +191,8 @@ struct VectorMathOf {
     return {modulus * cosine, modulus * sine};
   }
 
-  /// exp(x) and exp(x) - 1 from x = Δ·A in the unit of exp_of, each to its own last digits; 0 and
-  /// -1 or infinite where exp_of is 0 or infinite.
+  /// exp(x) and exp(x) - 1 from x = Δ·A in the unit of exp_of, each to full precision; 0 and -1, or
+  /// infinite, if exp_of is 0 or infinite.
   template <class T, class K>
   static SELECTIVE_SCAN_HD ExpAndGrowth<Vec<T, K>> exp_and_growth(Vec<T, K> y) {
     if constexpr (kLooksUp<T, K>) {
@@ -199,7 +201,7 @@ struct VectorMathOf {
       if constexpr (kIsBounded) return result;
       return {reduced.within_range(result.exp, 0.f), reduced.within_range(result.growth, -1.f)};
     } else {
-      // Rounded by itself, or some loops would fuse it and others not.
+      // Rounded on its own; otherwise some loops would fuse it and others not.
       return ReducedExp2<T, K, kIsBounded>(kept_apart(y)).exp_and_growth();
     }
   }
@@ -212,7 +214,7 @@ struct VectorMathOf {
     return {{modulus.exp - lost, im}, {modulus.growth - lost, im}};
   }
 
-  /// exp(x) and (exp(x) - 1)/A, x = Δ·A; A must not be 0.
+  /// exp(x) and (exp(x) - 1)/A for x = Δ·A; A must not be 0.
   template <class State>
   static SELECTIVE_SCAN_HD Coefficients<State> exact_hold(real_t<State> delta,
                                                           const Pole<State>& pole) {
@@ -221,7 +223,7 @@ struct VectorMathOf {
   }
 
  private:
-  /// exp(i·angle) - 1 = -versine + i·sine, by half the angle, so that nothing cancels.
+  /// exp(i·angle) - 1 = -versine + i·sine, from half the angle, so that nothing cancels.
   template <class R>
   struct Turn {
     R versine;

@@ -1,9 +1,9 @@
 // A token's step through a stack of layers on the CPU: one parallel region, in which threads take
 // tasks by tickets.
 //
-// Tickets number the tasks of all phases in their order. Whoever has one waits until all tasks of
-// the phases before are done, and then does his. The holder of the lowest ticket that is not done
-// waits for nobody: so any number of threads finish, at once or one after another.
+// Tickets number the tasks of all phases in order. A thread with a ticket waits until all tasks of
+// earlier phases are done, then runs its task. The holder of the lowest ticket that is not done
+// waits for no one, so any number of threads finish, concurrently or one after another.
 
 #include "launch.h"
 
@@ -20,17 +20,18 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below so many bytes of weights, waking other threads costs more than they save.
+/// Below this number of bytes of weights, waking other threads costs more than they save.
 constexpr double kSerialBytes = 2 << 20;
-/// What a task reads at least, if its phase has as much, and tasks of a phase for each thread.
+/// The least bytes that a task reads, if its phase has as many, and the most tasks of a phase per
+/// thread.
 constexpr double kTaskBytes = 32 * 1024;
 constexpr int64_t kTasksPerWorker = 4;
-/// How often a thread looks whether others are done before it sleeps.
+/// The number of times that a thread polls for other threads' tasks before it sleeps.
 constexpr int kSpins = 4096;
-/// Scratch memory that a call has on its stack.
+/// The scratch memory that a call may take on its stack.
 constexpr int64_t kStackBytes = 32 * 1024;
 
-/// A phase's items, in tasks of equal size.
+/// The division of a phase's items into tasks of equal size.
 struct PhaseSplit {
   int64_t items = 0;
   int64_t items_per_task = 1;
@@ -45,7 +46,7 @@ struct PhaseSplit {
   }
 };
 
-/// How a call is divided. Nothing that it computes depends on it.
+/// The division of a call. No result depends on it.
 struct StepPlan {
   const StepKernels& kernels;
   PhaseSplit phases[kStepPhases];
@@ -66,7 +67,7 @@ struct StepPlan {
                                        inner * (params.rank + params.dstate), inner * params.dim,
                                        params.head ? element * last * params.dim : 0};
     const double layer_bytes = bytes[0] + bytes[1] + bytes[2] + bytes[3];
-    // Rows share the weights, but not the products.
+    // Rows share the weights, but not the multiplications.
     const double work =
         (params.layers * layer_bytes + bytes[4]) * std::max(1.0, params.rows() / 4.0);
     workers = workers_for(pool.num_threads, work, kSerialBytes, pool);
@@ -107,8 +108,8 @@ void pause() {
 #endif
 }
 
-/// Sleeps until a number is no longer what was seen. Not every C++ library can do that, GCC's for
-/// Windows' own threads cannot: there a thread goes on looking.
+/// Sleeps until a number differs from `seen`. C++ libraries without this ability, such as GCC's for
+/// Windows' own threads, keep polling.
 void wait_for_change(const auto& number, int32_t seen) {
   if constexpr (requires { number.wait(seen); }) {
     number.wait(seen, std::memory_order_acquire);
@@ -120,7 +121,7 @@ void wake_all(auto& number) {
   if constexpr (requires { number.notify_all(); }) number.notify_all();
 }
 
-/// Counts the tasks that are done, of all phases.
+/// Counts the finished tasks of all phases.
 class DoneTasks {
  public:
   void add_one(int64_t end_of_phase) {
@@ -137,10 +138,10 @@ class DoneTasks {
   }
 
  private:
-  std::atomic<int32_t> count_{0};  // as wide as what systems wait for
+  std::atomic<int32_t> count_{0};  // the width that operating systems can wait on
 };
 
-/// Does tasks until there are none.
+/// Runs tasks until none are left.
 struct StepRun {
   const StepParams& params;
   const StepPlan& plan;

@@ -1,4 +1,4 @@
-// Entry points of the CPU kernels of a token's step through a stack of layers.
+// The entry points of the CPU kernels that take a token's step through a stack of layers.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace selective_scan::cpu {
 
 int64_t step_workspace_bytes(const StepParams& params, const ThreadPool& pool);
 
-/// The workspace is aligned to 64 bytes and its content does not matter. Results do not depend on
+/// The workspace must be aligned to 64 bytes; its contents do not matter. Results do not depend on
 /// pool.num_threads.
 void step(const StepParams& params, void* workspace, const ThreadPool& pool);
 

@@ -1,11 +1,11 @@
-// Products of a matrix with a few rows of activations: what a token's time goes to.
+// Products of a matrix with a few rows of activations, which take most of a token's time.
 //
-// One row of activations meets each weight once, so memory bounds it: weights are read in their
-// order, some rows of the matrix at a time, and asked for one such block ahead. Several rows of
-// activations take a weight from the first-level cache, or from a register.
+// With one row of activations each weight is used once, so memory is the bound: weights are read in
+// order, a block of several matrix rows at a time, and prefetched one block ahead. With several
+// rows of activations a weight is reused from the first-level cache, or from a register.
 //
 // An output is one sum in one vector, from the first input to the last, whatever else is computed
-// beside it: its bits do not depend on the other rows, nor on who computes it.
+// with it: its bits depend neither on the other rows nor on the thread that computes it.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Activations {
   SELECTIVE_SCAN_HD T* row(int64_t index) const { return data + index * pitch; }
 };
 
-/// A matrix (output, input), contiguous, and what is added to its products.
+/// A contiguous matrix (output, input), and the bias that is added to its products.
 struct Matrix {
   const void* weights = nullptr;
   DType dtype = DType::kFloat32;
@@ -45,13 +45,13 @@ class Product {
   Activations<const T> in;
   Activations<T> out;
   int64_t rows = 0;
-  bool adds = false;  // to what is in `out`
+  bool adds = false;  // to the contents of `out`
 
-  /// Computes outputs [first, first + count), which are the columns of `out` from `column` on.
+  /// Computes outputs [first, first + count) into the columns of `out` from `column` on.
   void run(int64_t first, int64_t count, int64_t column) const {
     visit_dtype(matrix.dtype, [&](auto* element) {
       using Element = std::remove_pointer_t<decltype(element)>;
-      // A matrix of fp64 makes all arithmetic fp64.
+      // With an fp64 matrix all arithmetic is fp64.
       if constexpr (sizeof(Element) <= sizeof(T)) {
         for (int64_t done = 0; done < count; done += kWidth) {
           const Group<Element> group(*this, first + done, count - done, column + done);
@@ -65,7 +65,7 @@ class Product {
   }
 
  private:
-  /// A group has as many outputs as a vector has lanes, or those that are left.
+  /// As many outputs as a vector has lanes, or the remaining ones.
   template <class Element>
   class Group {
     using Convert = Converter<R, Element>;
@@ -105,14 +105,14 @@ class Product {
     }
 
    private:
-    /// Sums in registers, beside a vector of weights for each of them or one of activations.
+    /// The number of sums in registers, next to a vector of weights per sum or one of activations.
     static constexpr int kSums = R::kBytes == 64 ? 16 : 8;
     template <int kRows>
     static constexpr int kOutputsAtOnce = [] {
       const int most = kSums / kRows < 8 ? kSums / kRows : 8;
       return most < kWidth ? most : kWidth;
     }();
-    /// Vectors of a row of weights that are a cache line.
+    /// The number of vectors of a weight row in a cache line.
     static constexpr int kVectorsAtOnce = [] {
       constexpr int kBytes = kWidth * static_cast<int>(sizeof(Element));
       return kBytes < 64 ? 64 / kBytes : 1;
@@ -120,7 +120,7 @@ class Product {
 
     template <int kRows, int kOutputs>
     SELECTIVE_SCAN_HD void add_products(int64_t row, int output, R (*sums)[kWidth]) const {
-      // Outputs that there are not have the weights of the last one.
+      // Outputs past the last one use the last one's weights.
       const Element* weights[kOutputs];
       for (int j = 0; j < kOutputs; ++j) {
         const int64_t which = output + j < outputs_ ? output + j : outputs_ - 1;

@@ -1,8 +1,8 @@
 // The phases of a token's step through a stack of layers.
 //
-// Rows of activations lie in memory that all threads share, in the compute type; each is written in
-// one phase and read in a later one. The convolution is that of the operator of its own, called
-// with views of these rows, and so is a step of the states.
+// Rows of activations are stored in memory that all threads share, in the compute type. Each row is
+// written in one phase and read in a later one. The convolution and the states' step are those of
+// the separate operators, called with views of these rows.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@ class StepPhases {
   using T = typename R::Scalar;
   static constexpr int64_t kWidth = R::kWidth;
   static constexpr DType kCompute = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-  /// Channels that are convolved, or whose states take a step, at a time.
+  /// The number of channels that are convolved, or whose states take a step, at a time.
   static constexpr int64_t kBlockChannels = 128;
-  /// Logits that are computed before they are stored.
+  /// The number of logits that are computed before they are stored.
   static constexpr int64_t kBlockLogits = 128;
 
-  /// Rows of whole vectors.
+  /// Memory for rows of whole vectors.
   struct Memory {
     Arena arena;
 
@@ -36,11 +36,11 @@ class StepPhases {
     }
   };
 
-  /// This memory belongs to all threads.
+  /// The memory that all threads share.
   struct Shared : Memory {
     Activations<T> residual;  // (row, channel of dim)
     Activations<T> x;         // (row, channel of inner): before and after the convolution, then y
-    Activations<T> z;         // (row, channel of inner), and so is delta
+    Activations<T> z;         // (row, channel of inner), like delta
     Activations<T> delta;
     Activations<T> projected;  // (row, dt or B or C)
 
@@ -51,11 +51,11 @@ class StepPhases {
     }
   };
 
-  /// This memory belongs to one thread.
+  /// The memory of one thread.
   struct Scratch : Memory {
     Activations<T> normalized;  // (row, channel of dim)
     Activations<T> logits;      // (row, logit of a block)
-    char* update;               // that of a step of the states
+    char* update;               // scratch memory of the states' step
 
     Scratch(const StepParams& params, void* base) : Memory{{static_cast<char*>(base)}} {
       this->take(normalized, params.rows(), params.dim);
@@ -102,7 +102,8 @@ class StepPhases {
  private:
   // --- norms ------------------------------------------------------------------------------------
 
-  /// One row by its root mean square, times the norm's weights; behind both rows are zeros.
+  /// Divides a row by its root mean square and multiplies it by the norm's weights. Both rows are
+  /// padded with zeros.
   static void normalize(const StepParams& params, const void* weights, DType dtype, const T* row,
                         T* out) {
     R squares(T(0));
@@ -121,7 +122,7 @@ class StepPhases {
     });
   }
 
-  /// The rows of the residual behind a norm, or as they are where there is none.
+  /// Returns the normalized rows of the residual, or the residual itself without a norm.
   static Activations<const T> normalized_rows(const StepParams& params, int64_t layer,
                                               const void* weights, DType dtype,
                                               const Shared& shared, const Scratch& scratch,
@@ -226,7 +227,7 @@ class StepPhases {
     }
   }
 
-  /// What the update of the states is given in every layer.
+  /// Returns the parameters of the states' update that all layers share.
   static UpdateParams update_params(const StepParams& params) {
     UpdateParams update;
     update.batch = params.batch;
@@ -308,7 +309,7 @@ class StepPhases {
     }
   }
 
-  /// The channels of one row of hidden or out.
+  /// Returns the channels of one row of hidden or out.
   static Section hidden_section(const ArrayView& view, const StepParams& params, int64_t entry,
                                 int64_t step) {
     return {element_at(view, entry * view.batch + step * view.step),
@@ -319,7 +320,7 @@ class StepPhases {
             view.channel};
   }
 
-  /// (batch, step, channel) of rows of activations.
+  /// Returns a view (batch, step, channel) of rows of activations.
   static ArrayView steps_view(const StepParams& params, const Activations<T>& rows) {
     ArrayView view;
     view.data = rows.data;

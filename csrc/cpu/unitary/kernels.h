@@ -1,4 +1,4 @@
-// What the kernels of the adaptive unitary scan are called by.
+// The interface of the adaptive unitary scan's kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace selective_scan::cpu {
 
-/// The kernels of the adaptive unitary scan, of one compute type.
+/// The kernels of one compute type.
 struct UnitaryKernels {
   int64_t block_channels;
   void (*forward)(const UnitaryForwardParams& params, const Block& block);

@@ -1,11 +1,11 @@
 // The adaptive unitary scan of a vector of channels through a slab.
 //
-// The lanes of a vector are channels of one group, so theta, which has channels next to each other,
-// is read in whole vectors and the sum over the states needs no shuffling. Steps go in chunks of
-// kUnitaryStateChunk, small enough for the inputs of a chunk, and what one state leaves in the
-// backward pass, to stay in the first-level cache (58 KiB with AVX-512, half of it in the
-// backward pass alone). Bound by arithmetic: about 65 vector operations per vector of states
-// forward, 55 of them in the rotation (rotation.h says why).
+// The lanes of a vector are channels of one group, so theta, in which channels are adjacent, is
+// read in whole vectors, and the sum over the states needs no shuffling. Steps are processed in
+// chunks of kUnitaryStateChunk. This is small enough that a chunk's inputs, and the values that one
+// state leaves in the backward pass, stay in the first-level cache (58 KiB with AVX-512, half of
+// which only the backward pass needs). Bound by arithmetic: about 65 vector operations per vector
+// of states forward, 55 of them in the rotation (rotation.h says why).
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct UnitaryChunk {
     store_tile<R>(sequence(view), tile, kWidth);
   }
 
-  /// One value per channel.
+  /// Loads one value per channel.
   R load_channels(const ArrayView& view, int64_t state) const {
     R values;
     load_states(view, block.first_channel * view.channel + state * view.state, block.channels,
@@ -58,7 +58,7 @@ struct UnitaryChunk {
     return values;
   }
 
-  /// Step 0 of the chunk and the block's channels in a slab array.
+  /// Returns the address of the chunk's step 0 and the block's channels in a slab array.
   T* slab(const SlabArray& array, int64_t state) const {
     return static_cast<T*>(array.data) + block.batch * array.batch +
            (first - params.first_step) * array.step + block.group * array.group +
@@ -67,7 +67,7 @@ struct UnitaryChunk {
   }
 };
 
-/// b or c of one state: a number, or one for every step.
+/// b or c of one state: one number, or one per step.
 template <class R>
 class UnitaryWeight {
   using T = typename R::Scalar;
@@ -92,8 +92,8 @@ class UnitaryWeight {
   int64_t offset_;
 };
 
-/// The states of a vector of channels in a contiguous (row, channel, state) array of the compute
-/// type, one at a time. A State is R, or Complex<R>.
+/// Loads and stores the states of a vector of channels, one state at a time, in a contiguous (row,
+/// channel, state) array of the compute type. A State is R, or Complex<R>.
 template <class State>
 class StateArray {
   using R = real_t<State>;
@@ -130,7 +130,7 @@ class StateArray {
  private:
   int64_t index(int lane, int64_t n) const { return first_ + lane * stride_ + n * kParts; }
 
-  T* data_;  // may be null where nothing is loaded or stored
+  T* data_;  // may be null if nothing is loaded or stored
   int64_t first_;
   int64_t stride_;
   int channels_;
@@ -141,7 +141,7 @@ SELECTIVE_SCAN_HD R gate_of(const typename R::Scalar* z) {
   return z == nullptr ? R(1) : silu<VectorMath>(R::load(z));
 }
 
-/// The inputs of a chunk and what both passes make of them.
+/// The inputs of a chunk, and what both passes compute from them.
 template <class R>
 struct UnitaryInputs {
   using Chunk = UnitaryChunk<R>;
@@ -166,7 +166,7 @@ struct UnitaryInputs {
     }
   }
 
-  /// Walks one state through the chunk, adding Re(c·h) to y; keep(t, turn, h) sees every step.
+  /// Walks one state through the chunk and adds Re(c·h) to y. Calls keep(t, turn, h) at every step.
   template <class Keep>
   Complex<R> walk(const Chunk& chunk, int64_t state, Complex<R> h, const Keep& keep) {
     const auto& params = chunk.params;
@@ -216,7 +216,7 @@ struct UnitaryForward {
   }
 
  private:
-  /// out in place of y.
+  /// Replaces y by out.
   static void finish(const Chunk& chunk, UnitaryInputs<R>& inputs) {
     const R D = chunk.load_channels(chunk.params.D, 0);
     for (int64_t t = 0; t < chunk.steps; ++t) {
@@ -275,7 +275,7 @@ class UnitaryBackward {
     return h;
   }
 
-  /// Forward for h and the turns, then back with the gradient g of h.
+  /// Walks forward for h and the turns, then back with the gradient g of h.
   void run_state(const Chunk& chunk, int64_t n) {
     h_[0] = state_before(chunk, n);
     inputs_.walk(chunk, n, h_[0], [&](int64_t t, Complex<R> turn, Complex<R> h) {
@@ -326,7 +326,7 @@ class UnitaryBackward {
     store_number(term, chunk.slab(array, n) + t * array.step, array.imag);
   }
 
-  /// The gradients that are sums over the states.
+  /// Computes the gradients that are sums over the states.
   void finish(const Chunk& chunk) {
     const R D = chunk.load_channels(params_.D, 0);
     R dD(0);

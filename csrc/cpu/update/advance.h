@@ -1,10 +1,10 @@
 // One step of the states of a few channels.
 //
-// The lanes of a vector are consecutive states of one channel, which lie side by side in memory.
-// What the step needs of the channel, Δ and the input, is spread over the lanes, and the sums of
-// as many channels as a vector has lanes are added up together. About 20 vector operations per
-// vector of states (zoh, real), 12 of them in exp, beside which a batch that fits no cache takes
-// longer to come from memory.
+// The lanes of a vector are consecutive states of one channel, which are adjacent in memory. The
+// channel's values for the step, Δ and the input, are broadcast to the lanes, and the sums of as
+// many channels as a vector has lanes are reduced together. About 20 vector operations per vector
+// of states (zoh, real), 12 of them in exp; for a batch that fits no cache, loading the states
+// takes longer.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace selective_scan::cpu {
 
-/// Rows of numbers for each channel, `pitch` apart; imaginary parts lie `imaginary` behind the
-/// real.
+/// Rows of numbers for each channel, `pitch` apart; imaginary parts lie `imaginary` after the real
+/// ones.
 template <class Number>
 struct StateRows {
   Number* data = nullptr;
@@ -35,8 +35,7 @@ struct StateRows {
   }
 };
 
-/// At most as many channels as a vector has lanes. Rows are whole vectors: what they have beyond
-/// dstate is 0.
+/// At most as many channels as a vector has lanes. Rows are whole vectors, with zeros past dstate.
 template <class State>
 struct StateTile {
   using T = scalar_t<State>;
@@ -45,7 +44,7 @@ struct StateTile {
   int64_t states = 0;  // a multiple of the lanes
   const T* delta = nullptr;
   const T* x = nullptr;
-  const T* input_delta = nullptr;  // null where the input's step is Δ
+  const T* input_delta = nullptr;  // null if the input's step is Δ
   StateRows<const T> A;
   StateRows<const T> B;  // one row for all channels
   StateRows<const T> C;
@@ -57,7 +56,7 @@ template <class State>
 struct TileSteps {
   using R = real_t<State>;
   using T = scalar_t<State>;
-  /// Takes a step, and writes y of every lane.
+  /// Advances a tile by one step, and writes y of every lane.
   using Advance = void (*)(const StateTile<State>& tile, T* y);
 
   template <Method kMethod>

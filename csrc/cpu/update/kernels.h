@@ -1,4 +1,4 @@
-// What the kernels of the state update are called by.
+// The interface of the state update's kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace selective_scan::cpu {
 
-/// What one task updates: consecutive channels of a head, in some rows of the batch.
+/// The work of one task: consecutive channels of a head, in some rows of the batch.
 struct UpdateTask {
   int64_t first_row = 0;
   int64_t rows = 1;
@@ -18,7 +18,8 @@ struct UpdateTask {
 
 /// The kernel of one compute type, real or complex, for all methods.
 struct UpdateKernels {
-  /// The scratch memory, aligned to 64 bytes, of a task of so many rows and channels.
+  /// Returns the bytes of scratch memory, aligned to 64 bytes, for a task of `rows` rows and
+  /// `channels` channels.
   int64_t (*scratch_bytes)(const UpdateParams& params, int64_t rows, int64_t channels);
   void (*run)(const UpdateParams& params, const UpdateTask& task, void* scratch);
 };

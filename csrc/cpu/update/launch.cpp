@@ -9,15 +9,15 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below so many state updates, waking other threads costs more than they save.
+/// Below this number of state updates, waking other threads costs more than they save.
 constexpr int64_t kSerialUpdates = 32 * 1024;
-/// Channels of a task: a multiple of every vector's lanes, and enough to spread the cost of staging
-/// B and C.
+/// The channels of a task: a multiple of every instruction set's vector width, and enough to spread
+/// the cost of staging B and C.
 constexpr int64_t kTaskChannels = 128;
-/// Scratch memory that a thread has on its stack.
+/// The scratch memory that a thread may take on its stack.
 constexpr int64_t kStackBytes = 32 * 1024;
 
-/// How a call is divided. Nothing of it depends on the number of threads but `workers`.
+/// The division of a call. Only `workers` depends on the number of threads.
 struct UpdatePlan {
   const UpdateKernels& kernels;
   int64_t task_channels;

@@ -1,8 +1,9 @@
-// The update of the states of one task.
+// Updates the states of one task.
 //
-// Rows of states are staged as numbers of the compute type, a few channels at a time. Where a call
-// has one step, and states are of that type, side by side, and fill whole vectors, nothing is
-// staged: they are read and written where they are. So are the rows of A.
+// Rows of states are staged in the compute type, a few channels at a time. States that have this
+// type, are contiguous and fill whole vectors are read and written in place instead, if the call
+// has one step or stores only the state after its last step. Rows of A are read in place, too,
+// unless they hold log(−A).
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,16 @@ class UpdateKernel {
 
   struct Scratch {
     Arena arena;
-    T* delta;  // (row, step, channel), and so are x, z, input_delta and y
+    T* delta;  // (row, step, channel), like x, z, input_delta and y
     T* x;
     T* z;
     T* input_delta;
     T* y;
-    T* dt_bias;  // (channel), and so is D
+    T* dt_bias;  // (channel), like D
     T* D;
     T* B;  // (row, step, component, state)
     T* C;
-    T* A;  // of a tile: (channel, component, state)
+    T* A;  // (channel, component, state), of one tile
     T* h;
 
     SELECTIVE_SCAN_HD Scratch(const UpdateParams& params, int64_t rows, int64_t channels,
@@ -87,7 +88,7 @@ class UpdateKernel {
     return kComponents<State> * padded_states(params);
   }
 
-  /// Calls visit(row, source) for those rows that have a state; they count from the task's first.
+  /// Calls visit(row, source) for the rows that have a state, counted from the task's first row.
   template <class Visit>
   static void for_each_row(const UpdateParams& params, const UpdateTask& task, const Visit& visit) {
     for (int64_t row = 0; row < task.rows; ++row) {
@@ -96,7 +97,8 @@ class UpdateKernel {
     }
   }
 
-  /// (step, channel) of x, dt, z, out; of D and dt_bias all rows and steps are the same.
+  /// Returns the section (step, channel) of x, dt, z or out. In D and dt_bias all rows and steps
+  /// are the same.
   static Section channel_section(const ArrayView& view, const UpdateParams& params,
                                  const UpdateTask& task, int64_t row) {
     const int64_t offset = (task.first_row + row) * view.batch + task.head * view.group +
@@ -117,7 +119,7 @@ class UpdateKernel {
     load_rows<R>(section, tile, pitch);
   }
 
-  /// Rows of states, (row, component, state), and the zeros behind each.
+  /// Load or store rows of states, (row, component, state). Loaded rows are padded with zeros.
   static void load_state_rows(const ArrayView& view, int64_t offset, int64_t rows,
                               int64_t row_stride, const UpdateParams& params, T* tile) {
     load_parts<State>(state_rows(view, offset, rows, row_stride, params), view, tile,
@@ -165,7 +167,7 @@ class UpdateKernel {
     load_projection(params.C, scratch.C);
   }
 
-  /// Poles from log(−A), a channel's rows one behind the other.
+  /// Replaces log(−A) by the poles, in adjacent rows of channels.
   static void exponentiate(const UpdateParams& params, int64_t channels, T* rows) {
     R* const poles = reinterpret_cast<R*>(rows);
     for (int64_t i = 0; i < channels * row_pitch(params) / kWidth; ++i) {
@@ -173,14 +175,14 @@ class UpdateKernel {
     }
   }
 
-  /// Whether rows of states can be used where they are.
+  /// Returns whether rows of states can be used in place.
   static bool is_plain(const ArrayView& view, const UpdateParams& params) {
     constexpr DType kOwn = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
     return !is_complex_v<State> && view.dtype == kOwn && view.state == 1 &&
            params.dstate % kWidth == 0;
   }
 
-  /// Returns where a slot has the states of a tile, or the poles that have no slots.
+  /// Returns the offset of a tile's states in a slot, or of its poles, which have no slots.
   static SELECTIVE_SCAN_HD int64_t offset_of(const ArrayView& view, int64_t slot,
                                              const UpdateTask& task, int64_t first) {
     return slot * view.batch + task.head * view.group + (task.first_channel + first) * view.channel;
@@ -192,7 +194,7 @@ class UpdateKernel {
     return {rows.data, rows.pitch, rows.imaginary};
   }
 
-  /// A tile of the channels from `first` on, with what all rows share: the poles.
+  /// Returns a tile of the channels from `first` on, with the poles, which all rows share.
   static StateTile<State> tile_of(const UpdateParams& params, const UpdateTask& task, int64_t first,
                                   const Scratch& scratch) {
     StateTile<State> tile;
@@ -217,7 +219,7 @@ class UpdateKernel {
     };
     const int64_t from = offset_of(params.state, source, task, first);
     tile.after = {scratch.h, row_pitch(params), padded_states(params)};
-    // States between the steps, where nobody wants them, pass through the place of the last ones.
+    // States between the steps that are not wanted pass through the place of the last ones.
     const bool in_place =
         is_plain(params.state, params) && (params.steps == 1 || !params.destination_by_step);
     if (in_place) {
@@ -247,7 +249,7 @@ class UpdateKernel {
     }
   }
 
-  /// Makes out of y, vector by vector of all steps of a row.
+  /// Computes out from y, vector by vector, for all steps of a row.
   static void finish_outputs(const UpdateParams& params, int64_t row, int64_t pitch,
                              const Scratch& scratch) {
     const int64_t first = row * params.steps * pitch;
