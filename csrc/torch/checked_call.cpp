@@ -30,6 +30,7 @@ std::string CheckedCall::name_of(const Entry& entry) const {
 void CheckedCall::check_kinds() {
   check_counts();
   for_each_entry([&](const Entry& entry) {
+    if (!entry.tensor.defined()) fail(name_of(entry), " must be a Tensor, got None");
     if (!is_dense(entry.tensor)) check_dense(name_of(entry).c_str(), entry.tensor);
   });
   const Tensor& anchor = tensors_[table_.anchor].front();
