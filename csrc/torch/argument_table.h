@@ -46,10 +46,9 @@ struct ArgumentShape {
   std::array<Alternative, 3> alternatives;
   std::array<Alternative, 1> otherwise;
   Index count;
-  Index where;                   // an argument; if it is absent, `otherwise` replaces
-                                 // `alternatives`
-  Index two_of, doubled;         // dimensions; `doubled` replaces a last `two_of` in real tensors
-                                 // of complex calls
+  Index where;                   // an argument; without it `otherwise` replaces `alternatives`
+  Index two_of, doubled;         // dimensions: a last `two_of`, and `doubled` if it interleaves re
+                                 // and im
   std::array<Index, 2> divided;  // sizes that the groups must divide; the first known one counts
   bool is_packed;
   Index one;    // a size that is 1 unless an earlier argument defines it
