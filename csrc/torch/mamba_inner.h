@@ -72,7 +72,8 @@ struct LayerKept {
   };
   Tensor input, xz_rows, poles, x_dbl, y, u, steps;
   OfScan scan, second_scan;
-  Tensor before, counts;  // steps before the rank's own, and how many of them each rank has
+  Tensor before, counts;  // the steps before a rank's own; how many each rank has, up to that
+                          // number
 
   /// The tensors that both ops pass, in their order; with a group there are more.
   auto of_ops() {

@@ -24,8 +24,8 @@ class Ranks {
  public:
   explicit Ranks(const std::string& group) : group_(group) {}
 
-  /// Returns the `history` steps before those of x, (batch, dim, seqlen), and how many of them each
-  /// rank has.
+  /// Returns the `history` steps before those of x, (batch, dim, seqlen), and how many steps each
+  /// rank has, at most `history`.
   std::tuple<Tensor, Tensor> steps_before(const Tensor& x, int64_t history) const;
 
   /// Adds to dx the gradients that other ranks found for this rank's last steps, and sends them

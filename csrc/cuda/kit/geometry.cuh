@@ -19,8 +19,8 @@ struct WorkItem {
   int64_t end;    // end of the steps, exclusive
 };
 
-/// Returns work item `index`. `Count` is wide enough for a round's items, because 64-bit division
-/// is slow. If every item has its own block, there are fewer than 2^31.
+/// Returns work item `index`. `Count` can hold the number of a round's items: 32 bits if possible,
+/// because 64-bit division is slow. If every item has its own block, there are fewer than 2^31.
 template <class Count = uint32_t>
 __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                               int64_t index) {

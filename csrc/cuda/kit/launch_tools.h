@@ -20,7 +20,8 @@ cudaError_t current_device(Device& device);
 void check_shared_memory(const Device& device, int bytes);
 
 /// Launches a kernel. A dependent kernel may begin before the previous kernel in the stream is
-/// complete (programmatic dependent launch); code for architectures before Hopper does not.
+/// complete (programmatic dependent launch). Code compiled for architectures before Hopper never
+/// does, since it does not wait.
 template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shape,
                           cudaStream_t stream,

@@ -8,8 +8,8 @@
 
 namespace selective_scan::cuda {
 
-/// Returns scratch memory whenever a pass asks for it: this many bytes, aligned to 256, with any
-/// content. Work that is enqueued on the same stream after the pass may reuse it. No kernel
+/// A function that a pass calls for scratch memory: it returns `bytes` bytes, aligned to 256, with
+/// any content. Work that is enqueued on the same stream after the pass may reuse them. No kernel
 /// allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 

@@ -10,7 +10,7 @@ namespace selective_scan::cuda {
 /// warp reads and writes whole cache lines. A block of a dense call works on channels of one batch
 /// row; other blocks work on channels of a few rows, one after another.
 struct UpdatePlan {
-  /// Whether the states of a lane are moved as one vector rather than one by one.
+  /// True for arrays whose states a lane moves as one vector, not one by one.
   struct Vectors {
     bool state;
     bool A;

@@ -42,9 +42,9 @@ __device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
 /// on. The ways' sums are added in order and written along steps, through shared memory.
 ///
 /// Bound by memory, provided that enough loads are in flight. So loads come in batches: of tiles
-/// or, with a single tile, of several times the block's steps, which then make up a work item. The
-/// loads of a whole batch have no branch or predicate between them; otherwise the compiler would
-/// make each wait for the previous one.
+/// or, with a single tile, of that many times the block's steps, which then make up a work item.
+/// The loads of a whole batch have no branch or predicate between them; otherwise the compiler
+/// would make each wait for the previous one.
 template <class T, int kVector>
 struct ProjectionItem {
   using Terms = Pack<T, kVector>;
