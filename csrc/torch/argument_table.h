@@ -47,8 +47,7 @@ struct ArgumentShape {
   std::array<Alternative, 1> otherwise;
   Index count;
   Index where;                   // an argument; without it `otherwise` replaces `alternatives`
-  Index two_of, doubled;         // dimensions: a last `two_of`, and `doubled` if it interleaves re
-                                 // and im
+  Index two_of, doubled;         // dimensions; `doubled` is a last `two_of` with interleaved parts
   std::array<Index, 2> divided;  // sizes that the groups must divide; the first known one counts
   bool is_packed;
   Index one;    // a size that is 1 unless an earlier argument defines it

@@ -144,8 +144,7 @@ void CheckedCall::check_dims(const Entry& entry, std::span<const Index> dims) {
   for (size_t i = 0; fits && i < dims.size(); ++i) {
     if (wanted[i].size != Dim::kAny) continue;
     const Dimension& dim = kDimensions[dims[i]];
-    const int64_t known = size_of(dim);  // known by now if an earlier dimension of this tensor has
-                                         // the same name
+    const int64_t known = size_of(dim);  // already known if an earlier dimension has the name
     if (known == Dim::kAny) {
       learn(entry, dim, sizes[i]);
     } else {

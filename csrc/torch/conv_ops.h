@@ -66,9 +66,9 @@ CheckedCall set_convolution(ConvParams& params, const auto& table, const auto& a
   return call;
 }
 
-/// Refuses every call that no kernel supports; returns parameters with sizes, flags and inputs
-/// filled in. With `reverse`, each batch entry is one sequence, which runs from its last step to
-/// its first.
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in. With `reverse`, each batch entry is one sequence, which runs from its last step to its
+/// first.
 inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
   ConvParams params;
   const CheckedCall call = set_convolution(params, tables::kCausalConv1d, args);

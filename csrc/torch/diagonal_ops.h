@@ -61,8 +61,7 @@ inline void check_diagonal_shapes(const Tensor& a, const char* b_name, const Ten
   }
 }
 
-/// Refuses every call that no kernel supports; fills in the types, and the sequences if they are
-/// packed.
+/// Refuses invalid and unsupported calls; fills in the types, and the sequences if they are packed.
 void set_scan(DiagonalScanParams& params, const auto& table, const auto& args, const char* b_name,
               const Tensor& b) {
   const CheckedCall call(table, {}, args.tensors());

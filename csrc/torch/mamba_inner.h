@@ -72,8 +72,7 @@ struct LayerKept {
   };
   Tensor input, xz_rows, poles, x_dbl, y, u, steps;
   OfScan scan, second_scan;
-  Tensor before, counts;  // the steps before a rank's own; how many each rank has, up to that
-                          // number
+  Tensor before, counts;  // the steps before a rank's own, and all ranks' numbers of steps
 
   /// The tensors that both ops pass, in their order; with a group there are more.
   auto of_ops() {

@@ -90,8 +90,8 @@ struct StepBackend : CudaBackend {
   }
 };
 
-/// Returns the workspace bytes on a device of a call of these sizes, whose matrices have elements
-/// of `itemsize` bytes, or -1 if the kernel cannot run it.
+/// Returns the bytes of workspace that a call of these sizes needs on a device, or -1 if the kernel
+/// cannot run it. `itemsize` is the size of the matrices' elements in bytes.
 int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int64_t layers,
                              int64_t dim, int64_t inner, int64_t dstate, int64_t rank,
                              int64_t width, int64_t vocabulary) {

@@ -26,7 +26,7 @@ inline void check_prefill_options(const PrefillArguments& args) {
   }
 }
 
-/// Refuses every call that no kernel supports, except for the values of indices, positions and
+/// Refuses invalid and unsupported calls, without checking the values of indices, positions and
 /// boundaries. Returns parameters with everything filled in but `out` and the states that the
 /// kernels use. `max_dstate` is the backend's limit, 0 for none.
 inline PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dstate) {

@@ -16,10 +16,10 @@ namespace selective_scan::op {
 /// and returns the gradient of the state that leaves.
 using Enter = std::function<Tensor(const Tensor& own)>;
 
-/// Delegates that to the Python function registered under this number.
+/// Returns an Enter that calls the Python function registered under this number.
 Enter enter_by_python(int64_t entrance);
 
-/// A rank in its group.
+/// One rank of a group, and its exchanges with the others.
 class Ranks {
  public:
   explicit Ranks(const std::string& group) : group_(group) {}

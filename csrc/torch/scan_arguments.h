@@ -19,9 +19,9 @@ std::string built_methods();
 /// Returns the method with this name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
 
-/// Refuses every call that no kernel supports; returns parameters with sizes, flags and inputs
-/// filled in. With `is_matrix_A`, A is (dim, dstate, dstate), not (dim, dstate). `max_dstate` is
-/// the backend's limit, 0 for none.
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in. With `is_matrix_A`, A is (dim, dstate, dstate), not (dim, dstate). `max_dstate` is the
+/// backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate);
 
 /// Returns the dtype of states: float32 or float64, as the arithmetic, and complex if A is.

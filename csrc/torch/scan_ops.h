@@ -43,8 +43,8 @@ struct MatrixA {
 };
 
 /// Saved states are one flat tensor that ends in some values which nobody reads. They keep its size
-/// from being 0 or 1, each of which torch.compile would specialize a graph for: short sequences
-/// save no state, or one.
+/// from being 0 or 1, for each of which torch.compile makes a separate graph: short sequences save
+/// no state, or one.
 constexpr int64_t kStatesPadding = 2;
 
 inline int64_t num_saved_values(int64_t num_states, const auto& params) {

@@ -47,9 +47,8 @@ struct StepCall {
   std::vector<Tensor> copies;  // of weights that are not contiguous, or not aligned
 };
 
-/// Refuses every call that no kernel supports, except for indices out of range; returns parameters
-/// with everything filled in but `out`. Weights that are not aligned to `alignment` bytes are
-/// copied.
+/// Refuses invalid and unsupported calls, but does not check indices; returns parameters with
+/// everything filled in but `out`. Weights that are not aligned to `alignment` bytes are copied.
 StepCall make_step_call(const StepArguments& args, int64_t alignment);
 
 inline ArrayView hidden_view(const Tensor& hidden) {

@@ -41,8 +41,8 @@ inline ArrayView weights_view(const Tensor& tensor) {
                  &ArrayView::state, &ArrayView::step);
 }
 
-/// Refuses every call that no kernel supports; returns parameters with sizes, flags and inputs
-/// filled in, except for theta and the states. `max_dstate` is the backend's limit, 0 for none.
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in, except for theta and the states. `max_dstate` is the backend's limit, 0 for none.
 inline UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
   UnitaryScanParams params;
   CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.tensors());

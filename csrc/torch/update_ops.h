@@ -35,9 +35,7 @@ inline ArrayView with_heads(ArrayView view, const UpdateArguments& args,
 inline IndexArray indices_of(const OptionalTensor& tensor) {
   if (!tensor) return {};
   IndexArray indices = index_view(*tensor);
-  if (tensor->dim() == 1)
-    std::swap(indices.batch, indices.step);  // one index for all steps of a
-                                             // row
+  if (tensor->dim() == 1) std::swap(indices.batch, indices.step);  // one for all steps of a row
   return indices;
 }
 
@@ -49,8 +47,8 @@ inline ArrayView update_view(const Tensor& tensor, const UpdateArguments& args,
                     args, params);
 }
 
-/// Refuses every call that no kernel supports, except for indices out of range; returns parameters
-/// with everything filled in but `out`. `max_dstate` is the backend's limit, 0 for none.
+/// Refuses invalid and unsupported calls, but does not check indices; returns parameters with
+/// everything filled in but `out`. `max_dstate` is the backend's limit, 0 for none.
 inline UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate) {
   UpdateParams params;
   params.method = parse_method(args.discretization_method);
