@@ -12,9 +12,9 @@ namespace selective_scan::cuda::conv {
 /// The tuning of a pass. docs/kernels/convolution.md has the measurements.
 struct Tuning {
   int channels[2];   // of a thread in conv/columns.cuh, for 2-byte and for 4-byte elements
-  int rounds_ahead;  // loads that a lane in conv/rows.cuh keeps in flight
-  // The rounds of a row's segment. More and shorter warps waste less of the last wave, but each
-  // warp also loads its taps and writes its sums.
+  int rounds_ahead;  // rounds that a lane in conv/rows.cuh loads in advance
+  // The most rounds of a row's segment. More and shorter warps waste less of the last wave, but
+  // each warp's taps and sums are extra work.
   int most_rounds;
 };
 constexpr Tuning tuning(bool is_backward) {

@@ -69,7 +69,7 @@ struct Figures {
     /// Shorter segments do not pay, on the floor and for packed sequences: their summaries and
     /// starts cost more than the parallelism saves.
     int64_t steps = 512;
-    /// This many blocks per multiprocessor finish together.
+    /// With this many blocks per multiprocessor, the multiprocessors finish together.
     int64_t blocks = 4;
     /// Segments of packed sequences differ in length. With this many for each block that the device
     /// can hold at a time, all finish together.

@@ -1,4 +1,4 @@
-// The floor: runs any call whose share of one warp fits into a block's shared memory.
+// The floor: runs any call, provided that one warp's share of it fits a block's shared memory.
 
 #include "../floor/plan.h"
 

@@ -124,8 +124,8 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   const int64_t rounds = geometry.tiles / ceil_div(device.multiprocessors, sequences);
   if (rounds < 2) return;
   geometry.set_tiles(rounds);
-  geometry.set_tiles(ceil_div(geometry.tiles, geometry.sums_per_group));  // drops sums that have no
-                                                                          // tiles
+  geometry.set_tiles(
+      ceil_div(geometry.tiles, geometry.sums_per_group));  // drops sums without tiles
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
@@ -160,8 +160,8 @@ void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan
 }
 
 /// Chooses the number of warps per block with which the busiest multiprocessor finishes first. Cuts
-/// time into segments if that is faster and blocks leave half of the device idle. Leaves no work
-/// items if shared memory has room for no block.
+/// time into segments if that is faster and blocks leave half of the device idle. Leaves work_items
+/// at 0 if shared memory has room for no block.
 void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      BackwardPlan& plan) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;

@@ -103,8 +103,8 @@ double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
 }
 
 /// Chooses the number of warps per block and of segments with which all blocks finish first. Among
-/// equally fast numbers of warps it takes the largest, which reads B and C least often. Leaves no
-/// warps if shared memory has room for none.
+/// equally fast numbers of warps it takes the largest, which reads B and C least often. Leaves the
+/// warps at 0 if shared memory has room for none.
 void choose_geometry(const ForwardParams& params, const Variant& variant, const Device& device,
                      ForwardPlan& plan) {
   const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
