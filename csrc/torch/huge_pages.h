@@ -22,8 +22,7 @@ constexpr int64_t kAdvisedBytes = 1 << 20;
 inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kAdvisedBytes) return;
-  // The range includes the pages shared with neighbors, so that adjacent results form one range for
-  // huge pages.
+  // The range includes pages shared with neighbors: adjacent results form one range of huge pages.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
   const auto end =

@@ -131,8 +131,7 @@ SELECTIVE_SCAN_LIBRARY(m) {
   m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
-  // Only Python calls these, and never under tracing: their schemas do not declare what they
-  // change.
+  // Only Python calls these, never under tracing: their schemas do not declare what they change.
   m.def("s6_step_again(Tensor hidden, int call) -> Tensor?");
   m.def("cpu_s6_step_forget(int call) -> ()");
 }

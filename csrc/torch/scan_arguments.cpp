@@ -70,8 +70,7 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
 
   CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
                    args.tensors());
-  // Checks what the tables do not express: which options go with a matrix A, and which with no
-  // other.
+  // Checks what the tables do not express: the options that need, or exclude, a matrix A.
   call.check_shapes([&](const Tensor& tensor) {
     if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
       fail("cu_seqlens must be None where A is (dim, dstate, dstate)");

@@ -70,8 +70,7 @@ class ChunkRing {
       __syncwarp();
       full(slot_).wait(parity_);
     } else {
-      // There is one group of copies per chunk; those of the last kSlots - 3 may still be in
-      // flight.
+      // There is one group of copies per chunk; the last kSlots - 3 may still be in flight.
       __pipeline_wait_prior(kSlots - 3);
       __syncthreads();
       const int ahead = slot_ >= 2 ? slot_ - 2 : slot_ - 2 + kSlots;

@@ -223,8 +223,7 @@ __device__ __forceinline__ void store_states(T* array, int first_state, int64_t 
 /// element before the next one is loaded.
 template <class R>
 struct RawOf {
-  std::conditional_t<sizeof(R) == 8, uint64_t, uint32_t> bits = 0;  // all-zero bits are 0 in every
-                                                                    // dtype
+  std::conditional_t<sizeof(R) == 8, uint64_t, uint32_t> bits = 0;  // zero in every dtype
 
   RawOf() = default;
   __device__ __forceinline__ RawOf(const void* data, DType dtype, int64_t index) {

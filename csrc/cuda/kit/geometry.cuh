@@ -42,8 +42,7 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
   item.batch = take(params.batch);
   item.segment = rest;
   const int64_t offset = item.tile * geometry.tile_channels();
-  const int64_t left = geometry.group_channels - offset;  // none in the last blocks of the last
-                                                          // round
+  const int64_t left = geometry.group_channels - offset;  // 0 or less past the last tile
   item.first_channel = item.group * geometry.group_channels + offset;
   item.channels =
       static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());

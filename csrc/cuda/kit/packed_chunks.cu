@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     behind[thread] = sum;
     __syncthreads();
-    // If boundaries do not rise, sequences overlap, and there may be more chunks than room for
-    // them.
+    // Sequences overlap if boundaries do not rise: there may be more chunks than there is room for.
     const int64_t count = min(behind[kThreads - 1], most - written);
     for (int64_t at = thread; at < count; at += kThreads) {
       int low = 0;  // the sequences before this one end at or before chunk `at`

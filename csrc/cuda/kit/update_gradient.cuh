@@ -25,8 +25,7 @@ __device__ __forceinline__ UpdateGradient<T> backpropagate_update(real_t<T> delt
   const T w = g * conj(B);  // dbbar = w·u
   result.carry = g * conj(value.abar);
   if constexpr (F::kAbarIsExponential) {
-    // dabar/dΔ = A·abar and dabar/dA = Δ·abar share the factor abar, which the carry already
-    // contains.
+    // dabar/dΔ = A·abar and dabar/dA = Δ·abar share the factor abar, which carry already has.
     const T q = result.carry * conj(h_before);
     result.ddelta = real_of_product_conj(q, pole.A);
     result.dA = delta * q;

@@ -124,8 +124,7 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   const int64_t rounds = geometry.tiles / ceil_div(device.multiprocessors, sequences);
   if (rounds < 2) return;
   geometry.set_tiles(rounds);
-  geometry.set_tiles(
-      ceil_div(geometry.tiles, geometry.sums_per_group));  // drops sums without tiles
+  geometry.set_tiles(ceil_div(geometry.tiles, geometry.sums_per_group));  // no sum without tiles
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 

@@ -175,8 +175,7 @@ struct ProjectionItem {
 
   /// Stores the ways' sums for the block's steps, from the item's step `first` on.
   __device__ void write(const Terms& sum, int first, int64_t dB, int64_t dC) {
-    const int thread = opaque(threadIdx.x);  // so that derived values take no registers before this
-                                             // point
+    const int thread = opaque(threadIdx.x);  // keeps derived values out of registers until here
     const Place place(work, thread);
     const int values = 2 << work.state_bits;
     const int stride = (1 << work.step_bits) + 1;
