@@ -1,4 +1,4 @@
-// The selective scan: makes the plan of a call, takes its scratch memory, and has the path run it.
+// The selective scan: plans a call, allocates its scratch memory, and lets the path run it.
 #include "launch.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@
 namespace selective_scan::cuda {
 namespace {
 
-/// SELECTIVE_SCAN_CUDA_KERNELS names the path that runs all calls, for tests and comparisons. Read
-/// once.
+/// Returns the path that SELECTIVE_SCAN_CUDA_KERNELS names, which runs all calls in tests and
+/// comparisons. The variable is read once.
 std::optional<Path> wanted_path() {
   static const std::optional<Path> wanted = []() -> std::optional<Path> {
     const char* value = std::getenv("SELECTIVE_SCAN_CUDA_KERNELS");
@@ -59,7 +59,7 @@ cudaError_t run_plan(const Params& params, const Plan& plan, void* scratch, cuda
       plan.of_path);
 }
 
-/// Whether a plan's pass finds what all steps do to the states before it scans them.
+/// Returns whether a plan's pass computes the map of all steps before it scans them.
 bool has_summaries(const ForwardParams& params, const ForwardPlan& plan) {
   const auto* const streamed = std::get_if<streamed::ForwardPlan>(&plan.of_path);
   if (streamed != nullptr) return streamed->geometry.segments > 1 && params.seqlen % kChunk == 0;
@@ -92,7 +92,7 @@ cudaError_t scan(Params params, const ScratchMemory& memory, cudaStream_t stream
   Device device;
   cudaError_t error = current_device(device);
   if (error != cudaSuccess) return error;
-  if (exchange != nullptr) set_entering(params, exchange->offset);  // for plans, in its place
+  if (exchange != nullptr) set_entering(params, exchange->offset);  // a placeholder for plans
   const bool is_packed = params.packed.present();
   const auto exchange_before = [&] {
     if (exchange == nullptr) return cudaSuccess;

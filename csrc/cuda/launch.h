@@ -1,8 +1,8 @@
-// Entry points of the CUDA kernels: all that the dispatcher knows of them.
+// Entry points of the CUDA kernels, which are all that the dispatcher knows of them.
 //
-// launch() enqueues a pass on `stream` of the current device, which is safe under CUDA graph
-// capture and gives the same bits on every run: what several threads add to one sum they add in a
-// fixed order. `memory` is asked for scratch memory, if a pass needs any.
+// launch() enqueues a pass on `stream` of the current device. This is safe under CUDA graph capture
+// and gives the same bits on every run: sums of several threads' values are added in a fixed order.
+// A pass asks `memory` for scratch memory if it needs any.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,14 +26,15 @@
 
 namespace selective_scan::cuda {
 
-// The most states of a channel; step_needs() tells what the step takes.
+// The most states of a channel. step_needs() gives the limits of the step.
 constexpr int64_t kMaxMatrixDstate = 64;
 constexpr int64_t kMaxUnitaryDstate = 256;
-/// The most channels of a row that is normed.
+/// The most channels of a normed row.
 constexpr int64_t kMostNormChannels = 8192;
 
-/// The selective scan. Where no kernels can run a call, or those that SELECTIVE_SCAN_CUDA_KERNELS
-/// names cannot, a std::runtime_error says why. With an exchange, that tells what enters.
+/// The selective scan. Throws std::runtime_error if no kernels, or not those that
+/// SELECTIVE_SCAN_CUDA_KERNELS names, can run the call. If an exchange is given, it provides the
+/// entering state.
 cudaError_t launch(const ForwardParams& params, const ScratchMemory& memory, cudaStream_t stream,
                    const StateExchange* exchange = nullptr);
 cudaError_t launch(const BackwardParams& params, const ScratchMemory& memory, cudaStream_t stream,
@@ -43,52 +44,53 @@ cudaError_t launch(const MatrixForwardParams& params, const ScratchMemory& memor
                    cudaStream_t stream);
 cudaError_t launch(const MatrixBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
-/// Chunked prefill: the selective scan of packed sequences over a pool of states. Where checkpoints
-/// are wanted, `states` is there to be written to.
+/// Chunked prefill: the selective scan of packed sequences over a pool of states. If checkpoints
+/// are wanted, `states` is present as scratch memory.
 cudaError_t launch(const PrefillParams& params, const ScratchMemory& memory, cudaStream_t stream);
-/// The state update, of dstate up to kMaxDstate. It takes indices of slots that there are not for
+/// The state update, with dstate up to kMaxDstate. Indices of slots that do not exist count as
 /// padding.
 cudaError_t launch(const UpdateParams& params, const ScratchMemory& memory, cudaStream_t stream);
 
-/// The general diagonal scan, for which the kernels split every row into so many segments of time.
+/// The general diagonal scan. num_segments() is the number of time segments into which the backward
+/// kernels split every row.
 cudaError_t launch(const DiagonalForwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 cudaError_t launch(const DiagonalBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 int64_t num_segments(const DiagonalBackwardParams& params);
-/// The adaptive unitary scan: one slab, whose theta has state stride 1.
+/// The adaptive unitary scan of one slab, whose theta has state stride 1.
 cudaError_t launch(const UnitaryForwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 cudaError_t launch(const UnitaryBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 
-/// The depthwise causal convolution. batch and dim are at least 1. seqlen may be 0: then final
-/// states are the initial ones, or 0, and likewise backwards; sums are 0.
+/// The depthwise causal convolution. batch and dim are at least 1. seqlen may be 0: the final
+/// states are then the initial ones, or 0; backward likewise, and sums are 0.
 cudaError_t launch(const ConvForwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 cudaError_t launch(const ConvBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
-/// The forward pass over a pool of states.
+/// The forward pass of the convolution over a pool of states.
 cudaError_t launch(const ConvPrefillParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
-/// Batch, dim and the steps are at least 1.
+/// The update of the convolution. Batch, dim and the steps are at least 1.
 cudaError_t launch(const ConvUpdateParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 
-/// The RMS norm of rows of up to kMostNormChannels, in front of which a residual is added.
+/// The RMS norm of rows of up to kMostNormChannels channels, after an optional residual is added.
 cudaError_t launch(const NormForwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 cudaError_t launch(const NormBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream);
 
-/// What plans know of the current device, and the paths of the scan that it has kernels of, such as
-/// "major=7 multiprocessors=40 [...] paths=dstate1,floor".
+/// Describes the current device as plans see it, and the scan's paths that it has kernels for, as
+/// in "major=7 multiprocessors=40 [...] paths=dstate1,floor".
 cudaError_t describe_device(std::string& text);
 
 /// A few tokens through a stack of layers. `refusal` says why the current device cannot run a call
-/// of these sizes, if it cannot. The workspace is zeroed when it is new, and no two calls that may
-/// overlap share it. It and the matrices are aligned to kStepAlignment bytes. Indices of slots that
-/// there are not stand for padding.
+/// of these sizes, if it cannot. A new workspace must be zeroed, and calls that may overlap must
+/// not share one. The workspace and the matrices are aligned to kStepAlignment bytes. Indices of
+/// slots that do not exist count as padding.
 constexpr int64_t kStepAlignment = 16;
 struct StepNeeds {
   Refusal refusal;
@@ -97,7 +99,7 @@ struct StepNeeds {
 cudaError_t step_needs(const StepParams& params, StepNeeds& needs);
 cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaStream_t stream);
 
-/// Arrays in other types.
+/// Converts arrays to other types.
 cudaError_t convert(const Conversions& conversions, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -1,6 +1,6 @@
-"""GPU architectures, and the CUDA toolkit that compiles for them. setup.py builds with these.
+"""GPU architectures, and the CUDA toolkit that compiles for them, for setup.py.
 
-What cannot be built raises a ValueError whose text is for the user.
+If something cannot be built, these functions raise a ValueError whose text is for the user.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from types import ModuleType
 
 MINIMUM_NVCC = 12  # the first with C++20
 MINIMUM_ARCHITECTURE = (7, 5)
-# 8.9 runs the code of 8.6, and nothing here takes more of it.
+# 8.9 runs the code of 8.6, and nothing here would use its further features.
 ALL_ARCHITECTURES = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
-# GPUs that run the code of others: nvcc 13 is reported to make code of sm_103 with wrong results.
+# GPUs that run another architecture's code: nvcc 13 reportedly miscompiles for sm_103.
 SERVED_BY = {(10, 3): (10, 0)}
 # The names that PyTorch gives to groups of architectures.
 NAMED_ARCHITECTURES = {
@@ -66,7 +66,7 @@ class Architecture:
 
     @property
     def number(self) -> str:
-        """As nvcc writes it: 90a."""
+        """The number in nvcc's notation, such as 90a."""
         return f"{self.major}{self.minor}{self.suffix}"
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Architecture:
 
 
 def merged(architectures: Iterable[Architecture]) -> list[Architecture]:
-    """Each once, in order, with what any of its entries has; those that others serve are these."""
+    """Merges entries of the same architecture, in order; replaces those that others serve."""
     chosen: dict[str, Architecture] = {}
     for architecture in architectures:
         if server := SERVED_BY.get(architecture.capability):
@@ -96,14 +96,14 @@ def merged(architectures: Iterable[Architecture]) -> list[Architecture]:
 
 
 def parse_architectures(text: str) -> list[Architecture]:
-    """Reads a TORCH_CUDA_ARCH_LIST; ValueError names what is wrong with it."""
+    """Parses a TORCH_CUDA_ARCH_LIST; a ValueError says what is wrong with it."""
     entries = re.split(r"[;,\s]+", text.strip(";, \t\n"))
     items = (item for entry in entries for item in NAMED_ARCHITECTURES.get(entry.lower(), (entry,)))
     return merged(map(Architecture.parse, items))
 
 
 def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
-    """The compute capabilities of the GPUs that are there, as torch or the driver tells them."""
+    """Returns the compute capabilities of the visible GPUs, from torch or the driver."""
     if torch.version.cuda is not None:
         count = torch.cuda.device_count()
         return [torch.cuda.get_device_capability(index) for index in range(count)]
@@ -116,7 +116,7 @@ def visible_capabilities(torch: ModuleType) -> list[tuple[int, int]]:
 
 
 def with_ptx(architectures: list[Architecture]) -> list[Architecture]:
-    """The same, the last one with PTX for later GPUs."""
+    """Returns the architectures, the last one with PTX for later GPUs."""
     return [*architectures[:-1], replace(architectures[-1], ptx=True)]
 
 
@@ -131,17 +131,20 @@ def all_architectures(supported: set[str]) -> list[Architecture]:
 def choose_architectures(
     text: str, supported: set[str], visible: list[tuple[int, int]]
 ) -> list[Architecture]:
-    """The architectures to compile for.
+    """Returns the architectures to compile for.
 
-    `text` is TORCH_CUDA_ARCH_LIST, `supported` what nvcc supports, as in {"80", "90"}, `visible`
-    the compute capabilities of the GPUs that are there.
+    Args:
+        text: the value of TORCH_CUDA_ARCH_LIST.
+        supported: the architectures that nvcc supports, such as {"80", "90"}.
+        visible: the compute capabilities of the visible GPUs.
     """
     word = text.strip().lower()
     if word == "native" and not visible:
         raise ValueError("TORCH_CUDA_ARCH_LIST=native needs a GPU on the machine that builds")
     if word == "":
         present = merged(Architecture(*capability) for capability in visible)
-        # A GPU too old is left out, and one too new for nvcc is served by the PTX of the last.
+        # GPUs that are too old are left out. If one is too new for nvcc, the PTX of the last
+        # architecture serves it.
         fit = [a for a in present if a.capability >= MINIMUM_ARCHITECTURE]
         if fit and all(a.number in supported for a in fit):
             return with_ptx(fit)
@@ -171,7 +174,7 @@ def choose_architectures(
 class Toolkit:
     """A CUDA toolkit as nvcc itself describes it.
 
-    nvcc on PATH may be a link or a wrapper script, so nothing is derived from where it lies.
+    nvcc on PATH may be a link or a wrapper script, so nothing is derived from its location.
     """
 
     nvcc: str
@@ -214,7 +217,7 @@ class Toolkit:
 
 
 def find_nvcc() -> str | None:
-    """nvcc of CUDA_HOME, of PATH, or of the usual places."""
+    """Returns the path of nvcc from CUDA_HOME, PATH or the usual places, or None."""
     folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     for folder in folders:
         if folder and (nvcc := shutil.which("nvcc", path=os.path.join(folder, "bin"))):
@@ -233,7 +236,7 @@ def find_nvcc() -> str | None:
 
 
 def find_toolkit(torch: ModuleType, major: int | None = None) -> Toolkit:
-    """The toolkit that builds for this PyTorch, or for a major version of CUDA."""
+    """Returns the toolkit that builds for this PyTorch, or for a major version of CUDA."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise ValueError("nvcc was not found by CUDA_HOME, on PATH or in the usual places")

@@ -1,8 +1,8 @@
-// What becomes of an op for whose tensors there is no memory.
+// Allocation of tensors, with the allocator's own message when memory runs out.
 //
-// Through the stable ABI no exception passes, only the news that a call has failed. So the message
-// is asked of Python, which repeats the allocation, and thrown; selective_scan/_memory.py has the
-// other half.
+// No exception crosses the stable ABI: the caller only learns that a call has failed. So
+// check_memory() asks Python for the message, which repeats the allocation to get it, and throws
+// that. selective_scan/_memory.py is the Python side.
 #pragma once
 
 #include <torch/csrc/stable/stableivalue_conversions.h>
@@ -23,9 +23,9 @@ namespace selective_scan::op {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
 
-/// Keeps PyTorch from logging errors while it lives. Before 2.13 it writes each exception that the
-/// stable ABI stops to stderr, with a backtrace. Nothing depends on this: where PyTorch has no such
-/// level, it logs.
+/// Silences PyTorch's log during its lifetime. Before 2.13, PyTorch writes each exception that the
+/// stable ABI stops to stderr, with a backtrace. This is cosmetic: if PyTorch has no such log
+/// level, it logs as usual.
 class QuietLog {
  public:
   QuietLog() { set(kFatal); }
@@ -37,12 +37,12 @@ class QuietLog {
   static constexpr int kFatal = 3;
 
 #if defined(__linux__)
-  /// PyTorch's; threads share it.
+  /// PyTorch's log level, which all threads share.
   static int* level() {
     static int* const level = static_cast<int*>(dlsym(RTLD_DEFAULT, "FLAGS_caffe2_log_level"));
     return level;
   }
-  /// What is set in the beginning, for later another thread may have set kFatal.
+  /// The level at the first call. A later read could see the kFatal that another thread has set.
   static int usual() {
     static const int usual = level() ? *level() : kFatal;
     return usual;
@@ -57,16 +57,15 @@ class QuietLog {
 #endif
 };
 
-/// Throws the allocator's message where a tensor of these sizes has no room on the device of
-/// `like`.
+/// Throws the allocator's message if the device of `like` has no room for a tensor of these sizes.
 inline void check_memory(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype) {
   using torch::stable::detail::from, torch::stable::detail::to;
-  // The elements of an expanded tensor may be more than any memory has bytes.
+  // An expanded tensor can have more elements than any memory has bytes.
   double bytes = static_cast<double>(aoti_torch_dtype_element_size(to<int32_t>(from(dtype))));
   for (const int64_t size : sizes) bytes *= static_cast<double>(size);
   const auto asked = static_cast<int64_t>(std::min(bytes, 0x1p62));
   std::array<StableIValue, 2> stack{from(asked), from(int64_t{like.get_device_index()})};
-  // Fails where there is no Python; the caller's error says no more then than that a call failed.
+  // This fails without Python; the caller's error then only says that a call failed.
   if (torch_call_dispatcher(SELECTIVE_SCAN_OP("_allocation_error"), "", stack.data(),
                             TORCH_ABI_VERSION) != TORCH_SUCCESS) {
     return;
@@ -75,8 +74,9 @@ inline void check_memory(const Tensor& like, IntHeaderOnlyArrayRef sizes, Scalar
   if (!message.empty()) throw std::runtime_error(message);
 }
 
-/// What `function` returns, which allocates a tensor of these sizes on the device of `like`. If
-/// that fails although there is memory, it is called once more: another thread may have freed some.
+/// Returns the result of `function`, which allocates a tensor of these sizes on the device of
+/// `like`. If that fails although there is memory, calls it once more: another thread may have
+/// freed some.
 template <class Function>
 Tensor allocating(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype,
                   const Function& function) {

@@ -1,19 +1,19 @@
-// Where the kernels of the ops run, and their scratch memory.
+// The device on which ops run their kernels, and its scratch memory.
 //
 // The ops are templates of a Backend, which has:
 //
 //   static constexpr int64_t kMaxDstate, kMostChannels
-//       The largest dstate, and of a row that is normed; 0 says that there is no limit.
+//       The largest dstate, and the most channels of a normed row; 0 means no limit.
 //   explicit Backend(const Tensor& tensor)
 //       Selects the device of a tensor.
 //   void check(const auto& given) const
-//       Refuses boundaries that do not rise, slots that there are not and the like, where the
-//       values can be looked at; given are parameters, or packed sequences.
+//       Refuses invalid values, such as boundaries that do not rise or slots that do not exist, if
+//       the backend can read them. `given` are parameters or packed sequences.
 //   void launch(const auto& params, const auto& memory) const
-//       Runs a call; batch and channels are at least 1. memory(int64_t bytes) returns the void* of
-//       its scratch memory.
+//       Runs a call; batch and channels are at least 1. memory(int64_t bytes) returns scratch
+//       memory as a void*.
 //
-// What some ops want beside is said where they are.
+// Some ops need further members, which their headers list.
 #pragma once
 
 #include <vector>
@@ -38,12 +38,12 @@ class Workspace {
   void* data_ = nullptr;
 };
 
-/// Whether a call has nothing that a backend would run.
+/// Returns whether a call leaves a backend nothing to run.
 inline bool is_empty(const auto& params) {
   return params.batch == 0 || params.dim == 0;
 }
 
-/// Has a backend run a call, which may ask for scratch memory whenever it likes.
+/// Runs a call on a backend, which may ask for scratch memory at any time.
 template <class Backend, class Params>
 void launch_with_workspace(const Backend& backend, const Tensor& like, const Params& params) {
   std::vector<Workspace> workspaces;

@@ -1,9 +1,9 @@
-// What a library was built from, for backends().
+// The properties of a build, for backends().
 #pragma once
 
 #include <string>
 
-// setup.py defines these; a build by hand does without.
+// setup.py defines these macros; a manual build need not.
 #ifndef SELECTIVE_SCAN_VERSION
 #define SELECTIVE_SCAN_VERSION "unknown"
 #endif

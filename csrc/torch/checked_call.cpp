@@ -21,7 +21,7 @@ std::string text_of(const Alternative& dims) {
 
 }  // namespace
 
-/// "x_proj[3]": text that a call which is right has no use for.
+/// Returns a name such as "x_proj[3]". Only error messages need it.
 std::string CheckedCall::name_of(const Entry& entry) const {
   const Argument& argument = table_.arguments[entry.argument];
   return argument.is_list ? joined(argument.name, "[", entry.number, "]") : argument.name;
@@ -40,7 +40,7 @@ void CheckedCall::check_kinds() {
       check_same_device(name_of(entry).c_str(), entry.tensor, table_.arguments[table_.anchor].name,
                         anchor);
     }
-    if (entry.number > 0) return;  // it has the dtype of the first
+    if (entry.number > 0) return;  // its dtype must equal the first's
     const ScalarType dtype = dtypes_[entry.argument] = dtype_of(entry.tensor);
     is_double_ = is_double_ || is_double_dtype(dtype);
     is_complex_ =
@@ -86,7 +86,7 @@ void CheckedCall::check_dtype_of_entry(const Entry& entry) const {
   }
 }
 
-/// Leaves out the dimensions that the call does not have.
+/// Returns the dimensions without the optional ones that the call does not have.
 Alternative CheckedCall::present(const Alternative& dims) const {
   Alternative result{{}, 0};
   for (const Index dim : entries(dims)) {
@@ -145,7 +145,7 @@ void CheckedCall::check_dims(const Entry& entry, std::span<const Index> dims) {
   for (size_t i = 0; fits && i < dims.size(); ++i) {
     if (wanted[i].size != Dim::kAny) continue;
     const Dimension& dim = kDimensions[dims[i]];
-    const int64_t known = size_of(dim);  // a name that comes twice was learned just now
+    const int64_t known = size_of(dim);  // already known if an earlier dimension has the name
     if (known == Dim::kAny) {
       learn(entry, dim, sizes[i]);
     } else {
@@ -195,7 +195,7 @@ void CheckedCall::check_changed_tensors() const {
   });
 }
 
-/// Dim::kAny where it is not known.
+/// Returns Dim::kAny if the size is not known.
 int64_t CheckedCall::size_of(const Dimension& dim) const {
   int64_t size = dim.constant;
   for (const Term& term : dim.terms) {
@@ -206,7 +206,8 @@ int64_t CheckedCall::size_of(const Dimension& dim) const {
   return size;
 }
 
-/// The one of its terms that is not known yet. Each tensor may have another number of groups.
+/// Learns the one term of a dimension that is not known yet. Groups are never learned: each tensor
+/// may have a different number of them.
 void CheckedCall::learn(const Entry& entry, const Dimension& dim, int64_t size) {
   size -= dim.constant;
   const Term* unknown = nullptr;
@@ -219,7 +220,7 @@ void CheckedCall::learn(const Entry& entry, const Dimension& dim, int64_t size) 
     }
   }
   if (!unknown) return;
-  if (size % unknown->factor != 0) {  // of x and z
+  if (size % unknown->factor != 0) {  // x and z are its halves
     fail(name_of(entry), " must have an even number of channels, got ", shape_text(entry.tensor));
   }
   set(unknown->size, size / unknown->factor);

@@ -1,5 +1,5 @@
-// The checks of a call's arguments by a table. selective_scan/_table.py checks the same in the same
-// order, with the same sentences.
+// Checks a call's arguments against a table. selective_scan/_table.py makes the same checks in the
+// same order, with the same messages.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace selective_scan::op {
 
-/// The arguments of a call as they are checked, and what follows from them.
+/// The arguments of a call while they are checked, and the sizes and types that follow from them.
 class CheckedCall {
  public:
   struct Limits {
-    int64_t max_dstate = 0;  // of the backend; 0 is none
-    bool is_given = false;   // that argument on which dtypes depend
+    int64_t max_dstate = 0;  // of the backend; 0: no limit
+    bool is_given = false;   // whether the argument is given that some dtypes depend on
   };
 
-  /// Checks layouts, devices and dtypes of the tensors, which are those of the table, in its order.
+  /// Checks layouts, devices and dtypes of the tensors, which follow the order of the table.
   template <size_t kCount>
   CheckedCall(const TableOf<kCount>& table, const Limits& limits,
               const std::array<Entries, kCount>& tensors)
@@ -30,7 +30,8 @@ class CheckedCall {
     check_kinds();
   }
 
-  /// Checks shapes, and tensors that are changed; before(tensor) is called in front of each shape.
+  /// Checks shapes, and tensors that are changed in place. Calls before(tensor) before each shape
+  /// is checked.
   template <class Before>
   void check_shapes(const Before& before) {
     sizes_.fill(Dim::kAny);
@@ -48,13 +49,13 @@ class CheckedCall {
 
   bool is_complex() const { return is_complex_; }
   bool is_double() const { return is_double_; }
-  /// That of B and C.
+  /// The number of groups of B and C.
   int64_t groups() const { return groups_ > 0 ? groups_ : 1; }
-  /// Sizes are found by their names among those of the tables.
+  /// Returns a size by its index, which the generated tables name.
   int64_t operator[](Index size) const { return sizes_[size]; }
 
  private:
-  static constexpr size_t kMost = 24;  // arguments, and as many sizes
+  static constexpr size_t kMost = 24;  // arguments, and also sizes
 
   /// A tensor of an argument.
   struct Entry {
@@ -68,7 +69,7 @@ class CheckedCall {
     const Entries entries = tensors_[argument];
     for (size_t i = 0; i < entries.size(); ++i) visit(Entry{argument, i, entries[i]});
   }
-  /// Those of all arguments, in their order.
+  /// Visits the tensors of all arguments, in the order of the table.
   template <class Visit>
   void for_each_entry(const Visit& visit) const {
     const auto count = static_cast<Index>(table_.arguments.size());
@@ -94,11 +95,11 @@ class CheckedCall {
   std::array<ScalarType, kMost> dtypes_;  // of an argument's first tensor
   std::array<int64_t, kMost> sizes_;
   bool is_complex_ = false, is_double_ = false;
-  int64_t groups_ = 0;  // 0: B and C are constant, as far as they were looked at
+  int64_t groups_ = 0;  // 0: no variable B or C has been checked yet
   Index grouped_ = kNoIndex;
 };
 
-/// Sets those of a kernel's parameters that have the names of sizes.
+/// Sets the kernel parameters that are named after sizes.
 template <class Params>
 void set_sizes(Params& params, const CheckedCall& call) {
   params.is_double = call.is_double();

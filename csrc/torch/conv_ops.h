@@ -20,19 +20,20 @@
 
 namespace selective_scan::op {
 
-/// What the forward and the backward op have in common; for the latter return_final_states says
-/// whether their gradient is part of the call.
+/// The arguments that the forward and the backward op share. For the backward op,
+/// return_final_states says whether the call has a gradient of the final states.
 using ConvArguments = tables::CausalConv1dArguments;
 using ConvPrefillArguments = tables::CausalConv1dPrefillArguments;
 using ConvUpdateArguments = tables::CausalConv1dUpdateArguments;
 
-/// (batch, dim, steps): sequences, or the states of sequences; (batch, dim): one step of each.
+/// A view of (batch, dim, steps), for sequences or their states, or of (batch, dim), for one step
+/// of each sequence.
 inline ArrayView conv_view(const Tensor& tensor) {
   return tensor.dim() == 3 ? sequence_view(tensor)
                            : view_of(tensor, &ArrayView::batch, &ArrayView::channel);
 }
 
-/// (dim, width) or (dim,)
+/// A view of (dim, width) or (dim,).
 inline ArrayView taps_view(const Tensor& tensor) {
   return tensor.dim() == 2 ? view_of(tensor, &ArrayView::channel, &ArrayView::step)
                            : channel_view(tensor);
@@ -53,7 +54,7 @@ inline void check_sequences(const ConvArguments& args) {
   if (args.return_final_states) fail("return_final_states must be False where seq_idx is given");
 }
 
-/// Refuses what a table says that no kernel may see; fills in sizes, flags, x and the taps.
+/// Refuses arguments that do not fit the table; fills in sizes, flags, x and the taps.
 CheckedCall set_convolution(ConvParams& params, const auto& table, const auto& args) {
   params.silu = parse_activation(args.activation);
   CheckedCall call(table, {}, args.tensors());
@@ -65,8 +66,8 @@ CheckedCall set_convolution(ConvParams& params, const auto& table, const auto& a
   return call;
 }
 
-/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
-/// With `reverse` batch entries, which are one sequence each, run from their last step to their
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in. With `reverse`, each batch entry is one sequence, which runs from its last step to its
 /// first.
 inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
   ConvParams params;
@@ -80,7 +81,7 @@ inline ConvParams make_conv_params(const ConvArguments& args, bool reverse) {
   return params;
 }
 
-/// Refuses gradients, and a buffer for that of x, that do not fit the call.
+/// Refuses gradients that do not fit the call, and a buffer for dx that does not.
 inline void check_conv_gradients(const ConvArguments& args, const ConvParams& params,
                                  const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                                  const OptionalTensor& dx) {
@@ -94,7 +95,8 @@ inline void check_conv_gradients(const ConvArguments& args, const ConvParams& pa
   if (dx) check_given_gradient("dx", *dx, "x", args.x);
 }
 
-/// Does what make_conv_params does; out and the states that kernels use are still to be filled in.
+/// Does the same as make_conv_params() for a prefill; the caller still fills in out and the states
+/// that the kernels use.
 inline ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& args) {
   ConvPrefillParams params;
   const CheckedCall call = set_convolution(params, tables::kCausalConv1dPrefill, args);
@@ -106,7 +108,7 @@ inline ConvPrefillParams make_conv_prefill_params(const ConvPrefillArguments& ar
   return params;
 }
 
-/// Does what make_conv_params does.
+/// Does the same as make_conv_params() for an update.
 inline ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args) {
   ConvUpdateParams params;
   const CheckedCall call = set_convolution(params, tables::kCausalConv1dUpdate, args);
@@ -125,7 +127,7 @@ inline ConvUpdateParams make_conv_update_params(const ConvUpdateArguments& args)
   return params;
 }
 
-/// Its final states are there where they are asked for.
+/// Returns out, and the final states if the call asks for them.
 template <class Backend>
 std::tuple<Tensor, OptionalTensor> conv_forward(const ConvArguments& args, bool reverse) {
   const Tensor& x = args.x;
@@ -148,12 +150,12 @@ std::tuple<Tensor, OptionalTensor> causal_conv1d_fwd(const ConvArguments& args) 
   return conv_forward<Backend>(args, false);
 }
 
-/// dx, dweight, dbias, dinitial_states: of the last two those whose input is there, and else an
-/// undefined tensor.
+/// dx, dweight, dbias, dinitial_states. The last two are undefined tensors if the call lacks their
+/// input.
 using ConvGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// Fills dx where it is given: a tensor of any strides, such as one half of a wider row, which must
-/// share no memory with the inputs.
+/// Writes dx into `given_dx` if it is given: a tensor of any strides, such as one half of a wider
+/// row, that shares no memory with the inputs.
 template <class Backend>
 ConvGradients conv_backward(const ConvArguments& args, const OptionalTensor& dout,
                             const OptionalTensor& dfinal_states, const OptionalTensor& given_dx,
@@ -180,7 +182,7 @@ ConvGradients conv_backward(const ConvArguments& args, const OptionalTensor& dou
   return {dx, dweight, dbias, dinitial_states};
 }
 
-/// Returns all gradients, or those but dx, if the caller lends a tensor for that.
+/// Returns all gradients, or all but dx if the caller lends a tensor for dx.
 template <class Backend, class... Lent>
 auto causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                        const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
@@ -216,7 +218,7 @@ Tensor causal_conv1d_prefill(const ConvPrefillArguments& args) {
   return out;
 }
 
-/// Returns out, or no tensor where the caller gave one.
+/// Returns out, or an undefined tensor if the caller passed one to write to.
 template <class Backend>
 Tensor causal_conv1d_update(const ConvUpdateArguments& args) {
   const Tensor& x = args.x;
@@ -243,7 +245,7 @@ void implement_convolution(auto& library) {
                TORCH_BOX(&ConvUpdateArguments::one_by_one<&causal_conv1d_update<Backend>>));
 }
 
-/// The ops of a backend, for others that are made of them.
+/// The ops of a backend that composite ops call.
 struct ConvOps {
   decltype(&conv_forward<void>) forward;
   decltype(&conv_backward<void>) backward;

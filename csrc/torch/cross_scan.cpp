@@ -20,7 +20,7 @@ Sizes values_of(IntHeaderOnlyArrayRef values) {
   return {values.begin(), values.end()};
 }
 
-/// The map with rows for columns.
+/// Transposes the map: rows become columns.
 Tensor turned(const Tensor& map) {
   Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
   const size_t last = sizes.size() - 1;
@@ -29,13 +29,13 @@ Tensor turned(const Tensor& map) {
   return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
-/// A map, (..., height, width), by its rows, (..., height·width): a view where their places are
+/// Flattens a map, (..., height, width), by rows to (..., height·width): a view if the elements are
 /// evenly spaced or there are none, else a copy.
 Tensor by_rows(const Tensor& map) {
   Sizes sizes = values_of(map.sizes()), strides = values_of(map.strides());
   const int64_t width = sizes.back(), height = sizes[sizes.size() - 2];
   const int64_t step = width > 1 ? strides.back() : strides[sizes.size() - 2];
-  // A map of nothing counts as contiguous whatever its strides are, so a copy would change none.
+  // An empty map counts as contiguous whatever its strides are, so copying it would change nothing.
   const bool is_even =
       map.numel() == 0 || height < 2 || width < 2 || strides[sizes.size() - 2] == width * step;
   if (!is_even) return by_rows(as_contiguous(map));
@@ -46,12 +46,13 @@ Tensor by_rows(const Tensor& map) {
   return view_as(map, sizes_of(sizes), sizes_of(strides));
 }
 
-/// Gives the places of a map in the order of a direction, or of that which goes the other way.
+/// Returns the positions of a map in the order of a direction, or of its opposite: scans from the
+/// end read the same sequence backwards.
 Tensor as_sequence(const Tensor& map, size_t direction) {
   return by_rows(is_along_columns(direction) ? turned(map) : map);
 }
 
-/// The other way round: every step at its place.
+/// The inverse of as_sequence(): puts every step back at its position in the map.
 Tensor as_map(const Tensor& sequence, size_t direction, int64_t height, int64_t width) {
   if (is_along_columns(direction)) std::swap(height, width);
   Sizes sizes = values_of(sequence.sizes()), strides = values_of(sequence.strides());
@@ -63,7 +64,7 @@ Tensor as_map(const Tensor& sequence, size_t direction, int64_t height, int64_t 
   return is_along_columns(direction) ? turned(map) : map;
 }
 
-/// What the directions have of a parameter whose first dimension they are.
+/// Returns one direction's entry of a parameter that has the directions as its first dimension.
 Tensor entry_of(const Tensor& parameter, size_t direction) {
   const auto sizes = parameter.sizes(), strides = parameter.strides();
   const size_t rank = sizes.size() - 1;
@@ -75,7 +76,7 @@ OptionalTensor entry_of(const OptionalTensor& parameter, size_t direction) {
   return parameter ? OptionalTensor(entry_of(*parameter, direction)) : std::nullopt;
 }
 
-/// The sequences of a kind begin here in the list of all.
+/// The offset of each kind in the list of all sequences.
 enum Kind : size_t { kX = 0, kDelta = 2, kB = kDelta + kDirections, kC = kB + kDirections };
 
 const Tensor& sequence_of(const TensorList& sequences, Kind kind, size_t direction) {

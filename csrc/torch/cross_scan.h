@@ -1,5 +1,5 @@
 // The scans of a map in four directions as one call, forward and backward: along its rows, along
-// its columns, and along both from the end. Whoever calls adds up the directions.
+// its columns, and along both from the end. The caller sums the directions.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace selective_scan::op {
 
-/// Results, as maps; all that was scanned, as sequences, some of them copies: x by rows and by
-/// columns, then delta, B and C of the directions; and states, if they are saved. A, D and
-/// delta_bias have an entry for each direction in their first dimension.
+/// The results of a forward call: the outputs as maps; all scanned inputs as sequences, some of
+/// them copies (x by rows and by columns, then delta, B and C of each direction); and the states,
+/// if they are saved. A, D and delta_bias hold one entry per direction in their first dimension.
 using CrossScanned = std::tuple<TensorList, TensorList, TensorList>;
 CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
                                 const Tensor& A, const TensorList& B, const TensorList& C,
@@ -20,8 +20,8 @@ CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const Tens
                                 bool delta_softplus, const std::string& discretization_method,
                                 bool save_states);
 
-/// The gradients of each direction: of x, delta, B and C as maps, then of A, D and delta_bias. None
-/// of what there is not.
+/// The gradients of each direction: of x, delta, B and C as maps, then of A, D and delta_bias. The
+/// lists of absent D and delta_bias are empty.
 using CrossGradients =
     std::tuple<TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList>;
 CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
@@ -30,7 +30,7 @@ CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
                                    bool delta_softplus, const std::string& discretization_method,
                                    const TensorList& states);
 
-/// The op of one backend that does this by its scans.
+/// Adapts one of the functions above to an op that uses the scans of one backend.
 template <const ScanOps& kScan, auto kOp, class Type = decltype(kOp)>
 struct ByScans;
 template <const ScanOps& kScan, auto kOp, class Results, class... Arguments>
@@ -40,7 +40,7 @@ struct ByScans<kScan, kOp, Results (*)(const ScanOps&, Arguments...)> {
 
 /// Registers the schemas, once for all backends.
 void define_cross_scan(auto& library) {
-  // Python alone calls these, and nothing that traces.
+  // Only Python calls these ops, and never under tracing.
   library.def(
       "cross_scan_fwd(Tensor x, Tensor[] delta, Tensor A, Tensor[] B, Tensor[] C, Tensor? D, "
       "Tensor? delta_bias, bool delta_softplus, str discretization_method, bool save_states) -> "

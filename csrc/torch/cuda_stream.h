@@ -1,4 +1,4 @@
-// The device of a tensor made current, and PyTorch's stream on it.
+// Makes the device of a tensor current and gives PyTorch's current stream on it.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,9 +1,9 @@
 // The forward and backward ops of the general diagonal scan on one backend.
 //
-// A Backend (backend.h) has for these besides:
+// A Backend (backend.h) also has for these:
 //
 //   int64_t num_segments(const DiagonalScanParams& params) const
-//       Into how many segments of time the kernels split every row.
+//       The number of time segments into which the kernels split every row.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -23,7 +23,8 @@
 
 namespace selective_scan::op {
 
-/// What the forward op has, and the backward op beside gradients: h stands there for b.
+/// The arguments of the forward op, and those of the backward op besides gradients, in which h
+/// takes the place of b.
 using DiagonalArguments = tables::DiagonalScanArguments;
 using DiagonalBackwardArguments = tables::DiagonalScanBackwardArguments;
 
@@ -60,7 +61,7 @@ inline void check_diagonal_shapes(const Tensor& a, const char* b_name, const Ten
   }
 }
 
-/// Refuses whatever no kernel may see; fills in the types, and sequences that are packed.
+/// Refuses invalid and unsupported calls; fills in the types, and the sequences if they are packed.
 void set_scan(DiagonalScanParams& params, const auto& table, const auto& args, const char* b_name,
               const Tensor& b) {
   const CheckedCall call(table, {}, args.tensors());
@@ -70,7 +71,7 @@ void set_scan(DiagonalScanParams& params, const auto& table, const auto& args, c
   if (args.cu_seqlens) params.packed = packed_sequences(*args.cu_seqlens, b.size(b.dim() - 1));
 }
 
-/// Whether a is smaller than b in some dimension, and in time.
+/// Return whether a is broadcast to b in any dimension, and in time.
 inline bool is_broadcast(const Tensor& a, const Tensor& b) {
   return a.numel() != b.numel();
 }
@@ -91,10 +92,11 @@ inline std::vector<int64_t> broadcast_dims(const Tensor& a, const Tensor& b) {
   return dims;
 }
 
-/// Collects the arrays of a call; finish() merges row dimensions that all of them allow to merge.
+/// Collects the arrays of a call. finish() merges those row dimensions that can be merged in every
+/// array.
 class RowLayout {
  public:
-  /// `shape` has steps in its last dimension, which is not among the rows.
+  /// The last dimension of `shape` is time, which is not one of the row dimensions.
   RowLayout(const Tensor& shape, DiagonalScanParams& params) : params_(params) {
     const auto sizes = shape.sizes();
     sizes_.assign(sizes.begin(), sizes.end() - 1);
@@ -103,13 +105,14 @@ class RowLayout {
     for (int64_t size : sizes_) params.rows *= size;
   }
 
-  /// (..., seqlen), or what is broadcast to that.
+  /// Adds an array of shape (..., seqlen), or one that broadcasts to it.
   void add_steps(DiagonalArray& array, const Tensor& tensor) {
     const int64_t last = tensor.dim() - 1;
     add(array, tensor, std::max<int64_t>(last, 0));
     array.step = last < 0 || tensor.size(last) == 1 ? 0 : tensor.stride(last) * components(tensor);
   }
-  /// (...), or (sequences, ...) in place of a batch of 1 where sequences are packed.
+  /// Adds an array of shape (...). With packed sequences its shape is (sequences, ...): they
+  /// replace the batch of 1.
   void add_rows(DiagonalArray& array, const Tensor& tensor) {
     Entry& entry = add(array, tensor, tensor.dim());
     if (!params_.packed.present()) return;
@@ -117,7 +120,7 @@ class RowLayout {
     array.step = tensor.stride(0) * components(tensor);
   }
 
-  /// False if the rows still have more than kMaxRowDims dimensions.
+  /// Returns false if more than kMaxRowDims row dimensions remain.
   [[nodiscard]] bool finish() {
     std::vector<size_t> kept;  // the last of each run of merged dimensions
     std::vector<int64_t> merged_sizes;
@@ -151,7 +154,7 @@ class RowLayout {
   };
 
   Entry& add(DiagonalArray& array, const Tensor& tensor, int64_t row_dims_of_tensor) {
-    // Inputs are only read; outputs are freshly allocated, so writing to them is safe.
+    // Inputs are only read. Outputs are freshly allocated, so writing to them is safe.
     array.data = const_cast<void*>(tensor.const_data_ptr());
     array.dtype = component_dtype(tensor);
     array.imag = components(tensor) - 1;
@@ -170,17 +173,17 @@ class RowLayout {
   std::vector<Entry> entries_;
 };
 
-/// A contiguous copy of `tensor`, broadcast to the shape of `shape`.
+/// Returns a contiguous copy of `tensor`, broadcast to the shape of `shape`.
 inline Tensor expanded_copy(const Tensor& tensor, const Tensor& shape) {
   return copy(allocate(tensor, shape.sizes(), dtype_of(tensor)), tensor);
 }
 
-/// `values` with the strides that a result like `like` has.
+/// Returns `values` with the strides of a result like `like`.
 inline Tensor laid_out_like(const Tensor& like, const Tensor& values) {
   return copy(empty_like(like, values.scalar_type()), values);
 }
 
-/// b's dtype, its complex counterpart where the scan is complex.
+/// Returns b's dtype, or its complex counterpart if the scan is complex.
 inline ScalarType result_dtype(const DiagonalScanParams& params, const Tensor& b) {
   return params.is_complex ? float_dtype(is_double_dtype(b.scalar_type()), true) : b.scalar_type();
 }
@@ -193,14 +196,14 @@ Tensor diagonal_scan_fwd(const DiagonalArguments& args) {
   params.packed.reversed = reverse;
   const Backend backend(b);
   backend.check(params.packed);
-  // Rows of more dimensions than kernels take are copied: those of contiguous copies are one
-  // dimension.
+  // Rows with more dimensions than the kernels support are copied: in contiguous copies they merge
+  // into one dimension.
   for (const bool compact : {false, true}) {
     const Tensor a_rows = compact ? expanded_copy(a, b) : a;
     const Tensor b_rows = compact ? as_contiguous(b) : b;
     Tensor h = empty_like(b_rows, result_dtype(params, b));
     if (h.numel() == 0) return h;
-    if (cu_seqlens) torch::stable::zero_(h);  // steps of no sequence
+    if (cu_seqlens) torch::stable::zero_(h);  // for steps outside all sequences
 
     RowLayout layout(b, params);
     layout.add_steps(params.a, a_rows);
@@ -224,8 +227,8 @@ Tensor diagonal_scan_fwd(const DiagonalArguments& args) {
   fail("the rows of b could not be laid out");
 }
 
-/// What the kernel writes of da: da itself, or, where a is broadcast, values still to be summed
-/// over broadcast_dims(): one for each step, or one for each segment of time.
+/// Returns the tensor that the kernel writes for da: da itself or, if a is broadcast, values still
+/// to be summed over broadcast_dims(): one per step, or one per time segment.
 inline Tensor new_da_values(const DiagonalScanParams& params, const Tensor& a, const Tensor& h,
                             bool in_time, int64_t segments) {
   const auto sizes = h.sizes();
@@ -240,7 +243,7 @@ inline Tensor summed_to(const Tensor& a, const Tensor& h, const Tensor& values) 
   return copy(allocate_like(a), reshaped(sum, a.sizes()));
 }
 
-/// `complex_b`: whether b, whose gradient is asked for, was complex; that does not follow from h.
+/// `complex_b` says whether b, whose gradient is wanted, was complex; h does not tell.
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Tensor& a,
                                                      const Tensor& h,
@@ -260,7 +263,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
                                   ? float_dtype(is_double_dtype(h.scalar_type()), false)
                                   : h.scalar_type();
   const bool sums_da = is_broadcast(a, h);
-  // The sum over time is left to PyTorch where sequences are packed.
+  // With packed sequences, PyTorch computes the sum over time.
   params.sum_da = is_broadcast_in_time(a, h) && !cu_seqlens;
 
   for (const bool compact : {false, true}) {
@@ -295,7 +298,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     Tensor da_values =
         sums_da ? new_da_values(params, a, h, params.sum_da, backend.num_segments(params))
                 : allocate_like(a_rows);
-    if (cu_seqlens) {  // steps of no sequence
+    if (cu_seqlens) {  // steps outside all sequences
       torch::stable::zero_(da_values);
       torch::stable::zero_(db);
     }
@@ -314,7 +317,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
     launch_with_workspace(backend, h, params);
     Tensor da = sums_da ? summed_to(a, h, da_values) : da_values;
     if (!compact) return {da, db, dinitial_state};
-    // a may lack leading dims of h.
+    // a may have fewer leading dimensions than h.
     return {laid_out_like(a, reshaped(da, a.sizes())), laid_out_like(h, db),
             initial_state ? laid_out_like(*initial_state, dinitial_state) : dinitial_state};
   }

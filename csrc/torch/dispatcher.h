@@ -8,7 +8,7 @@
 
 namespace selective_scan::op {
 
-/// What an op that returns one tensor gives; all of its arguments are to be named.
+/// Calls an op that returns one tensor. Every argument must be passed, defaults included.
 template <class... Arguments>
 torch::stable::Tensor call(const char* op, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};

@@ -12,17 +12,17 @@
 
 namespace selective_scan::op {
 
-/// Below so many bytes the call costs more than it can save.
+/// Below this size, the call costs more than it can save.
 constexpr int64_t kAdvisedBytes = 1 << 20;
 
-/// Has the system back memory with huge pages, where it leaves that to the program, as NumPy does.
-/// Memory that malloc has afresh from the system comes page by page, at the first write to each.
-/// For a large result that is a good part of the time that the scan takes; see docs/kernels/cpu.md.
+/// Asks the system to back memory with huge pages if it leaves that choice to the program, as NumPy
+/// does. Memory that malloc has just got from the system arrives page by page, at the first write
+/// to each page. For a large result that is a good part of the scan's time; see
+/// docs/kernels/cpu.md.
 inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kAdvisedBytes) return;
-  // The range has the pages that it shares, so that results side by side are one for huge pages to
-  // lie in.
+  // The range includes pages shared with neighbors: adjacent results form one range of huge pages.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
   const auto end =

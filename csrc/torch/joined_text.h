@@ -1,4 +1,4 @@
-// Texts made of parts.
+// Builds text from parts.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@ inline void append(std::string& text, int64_t number) {
   text += std::to_string(number);
 }
 
-/// The parts one behind the other; integers stand for their digits. Not by streams: they ask
-/// locales, of which a library that was linked with a C++ runtime of its own has others than
-/// PyTorch, and crashes.
+/// Concatenates the parts; integers are written as digits. This avoids streams because they use
+/// locales: a library that is linked with its own C++ runtime has other locales than PyTorch, and
+/// crashes.
 std::string joined(const auto&... parts) {
   std::string text;
   (append(text, parts), ...);
   return text;
 }
 
-/// "(a, b)", and "(a,)" for one entry, of the texts of entries.
+/// Returns "(a, b)", or "(a,)" for a single entry, from the texts of the entries.
 template <class Range, class TextOf>
 std::string tuple_text(const Range& entries, const TextOf& text_of) {
   std::string text = "(";
@@ -36,7 +36,7 @@ std::string tuple_text(const Range& entries, const TextOf& text_of) {
   return text + (count == 1 ? ",)" : ")");
 }
 
-/// "a, b or c"
+/// Returns "a, b or c".
 template <class Range, class TextOf>
 std::string alternatives_text(const Range& entries, const TextOf& text_of) {
   std::string text;

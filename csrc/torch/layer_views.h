@@ -1,12 +1,12 @@
-// Views of the tensors of a layer.
+// Views of a layer's tensors.
 #pragma once
 
 #include "tensor_views.h"
 
 namespace selective_scan::op {
 
-/// `count` of a row's channels, from `first` on, of rows (batch, seqlen, channels), as
-/// (batch, count, seqlen).
+/// Views `count` channels, from `first` on, of rows (batch, seqlen, channels) as (batch, count,
+/// seqlen).
 inline Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
   return view_as(rows, {rows.size(0), count, rows.size(1)},
                  {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
@@ -15,7 +15,8 @@ inline Tensor channels_of(const Tensor& rows) {
   return channels_of(rows, 0, rows.size(2));
 }
 
-/// Gives `count` columns of contiguous rows as a matrix, batch and time in one dimension.
+/// Views `count` columns, from `first` on, of contiguous rows as a matrix with batch and time in
+/// one dimension.
 inline Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
   const int64_t channels = rows.size(2);
   return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
@@ -28,7 +29,7 @@ inline Tensor transposed(const Tensor& matrix) {
   return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
 }
 
-/// (dim, 1, width) without the 1
+/// Views (dim, 1, width) as (dim, width).
 inline Tensor taps_of(const Tensor& weight) {
   return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
 }

@@ -12,38 +12,38 @@ namespace {
 
 // --- arguments --------------------------------------------------------------------------------
 
-/// Weights and biases as the matrix products take them; x_proj and delta_proj are always there.
+/// The weights and biases in the dtype of the matrix products; x_proj and delta_proj always exist.
 struct ProductWeights {
   OptionalTensor in_proj, in_proj_bias, x_proj, delta_proj, out_proj, out_proj_bias;
 };
 
-/// One of a layer's scans, whose results are added.
+/// One of a layer's scans, whose results are summed.
 struct Scan {
   const Tensor& A;
   const OptionalTensor& D;
   bool reverse;
 };
 
-/// A scan writes these gradients of rows, and that of the steps where dx will be.
+/// The gradients of rows that a scan writes. It writes the steps' gradient where dx will be.
 struct RowGradients {
   Tensor du, dxz, dx_dbl;
 };
 
-/// A call that has been checked, and what follows from it.
+/// A checked call, and what follows from its arguments.
 struct Layer {
   const LayerOps& ops;
   const LayerArguments& args;
   int64_t batch, seqlen, dim, dstate, rank, d_model;
-  ScalarType dtype;  // of the matrix products, and of all that they take and give
-  // These are of the products' dtype:
+  ScalarType dtype;  // of the matrix products, their inputs and their results
+  // In the dtype of the products:
   ProductWeights weights;
-  Tensor input;             // rows, with in_proj_weight
-  Tensor xz;                // channels are neighbours in memory
-  Tensor A;                 // in its own
-  std::vector<Cast> casts;  // that make some of them
+  Tensor input;             // rows; with in_proj_weight
+  Tensor xz;                // its channel stride is 1
+  Tensor A;                 // in its own dtype
+  std::vector<Cast> casts;  // that fill some of these tensors
   std::optional<Ranks> ranks;
 
-  /// What is in `kept` is not made again.
+  /// Reuses the tensors that the forward pass saved in `kept`.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
     if (args.group) ranks.emplace(*args.group);
     check_options();
@@ -66,7 +66,7 @@ struct Layer {
     }
   }
 
-  /// Those of another dtype share one tensor's memory.
+  /// Casts the weights whose dtype differs from the products'. All of them share one allocation.
   void prepare_weights() {
     weights = {args.in_proj_weight,    args.in_proj_bias,    args.x_proj_weight,
                args.delta_proj_weight, args.out_proj_weight, args.out_proj_bias};
@@ -91,7 +91,7 @@ struct Layer {
     }
   }
 
-  /// Contiguous. What has another dtype is there after run_casts().
+  /// Returns a contiguous tensor. If a cast is needed, run_casts() fills it later.
   Tensor in_products_dtype(const Tensor& tensor) {
     const Tensor source = as_contiguous(tensor);
     if (dtype_of(source) == dtype) return source;
@@ -113,7 +113,7 @@ struct Layer {
     xz = channels_of(rows);
   }
 
-  /// What else precedes the convolution, unless it was kept.
+  /// Computes xz by the input projection, if the layer has one, unless the forward pass saved it.
   void project(LayerKept& kept) {
     if (!args.in_proj_weight) return;
     if (!kept.xz_rows.defined()) {
@@ -171,7 +171,7 @@ struct Layer {
                 {{"dt_rank+dstate+dstate", projected()}, {"dim", dim}});
   }
 
-  /// It must not be less precise than out would be without it.
+  /// Refuses a residual that is less precise than out would be without it.
   void check_residual(const Tensor& residual) const {
     const ScalarType single = at_least_single(dtype);
     if (dtype == single) {
@@ -181,7 +181,7 @@ struct Layer {
     }
   }
 
-  /// Rows that the backward pass is given.
+  /// Checks rows that the backward pass is given.
   void check_kept(const char* name, const Tensor& rows, const Dim& channels) const {
     check_beside(name, rows, "xz", args.xz, {dtype},
                  {{"batch", batch}, {"seqlen", seqlen}, channels});
@@ -195,18 +195,18 @@ struct Layer {
     return allocate(args.xz, {batch, seqlen, channels}, of);
   }
 
-  /// Makes rows of (batch, dim, seqlen).
+  /// Turns (batch, dim, seqlen) into rows.
   Tensor rows_of(const Tensor& channels) const {
     return as_contiguous(view_as(channels, {batch, seqlen, dim},
                                  {channels.stride(0), channels.stride(2), channels.stride(1)}));
   }
 
-  /// x and z are the halves of xz.
+  /// Returns x (0) or z (1), the halves of xz.
   Tensor half(int64_t index) const {
     return view_as(xz, {batch, dim, seqlen}, {xz.stride(0), 1, xz.stride(2)}, index * dim);
   }
 
-  /// out = left·right, which are of this dtype
+  /// out = left·right; both factors are of `dtype`
   void multiply(const Tensor& out, const Tensor& left, const Tensor& right) const {
     if (dtype_of(out) == dtype) {
       TORCH_ERROR_CODE_CHECK(ops.mm_out(out.get(), left.get(), right.get()));
@@ -218,7 +218,7 @@ struct Layer {
       copy(out, product);
     }
   }
-  /// Does what torch.nn.functional.linear does, of contiguous rows.
+  /// Does the same as torch.nn.functional.linear, on contiguous rows.
   void multiply(const Tensor& out, const Tensor& rows, const Tensor& weight,
                 const OptionalTensor& bias) const {
     const Tensor target = matrix_of(out), left = matrix_of(rows), right = transposed(weight);
@@ -230,7 +230,8 @@ struct Layer {
   void accumulate(const Tensor& out, const Tensor& left, const Tensor& right) const {
     TORCH_ERROR_CODE_CHECK(ops.addmm_out(out.get(), out.get(), left.get(), right.get(), 1.0, 1.0));
   }
-  /// The gradient of a product's weight, of rows in front of it and gradients behind.
+  /// Returns the gradient of a product's weight from the rows that enter the product and the
+  /// gradients of its results.
   Tensor weight_gradient(const Tensor& weight, const Tensor& gradient, const Tensor& rows) const {
     const Tensor result = allocate_like(weight);
     multiply(result, transposed(gradient), rows);
@@ -245,7 +246,7 @@ struct Layer {
         dtype_of(*bias));
   }
 
-  /// Returns rows.
+  /// Returns the convolution of x as rows.
   Tensor convolve(const Tensor& x, LayerKept& kept) const {
     const Tensor taps = taps_of(args.conv1d_weight);
     if (ranks && !kept.before.defined()) {
@@ -256,7 +257,7 @@ struct Layer {
                                       if_defined(kept.before), false, kSilu},
                                      args.reverse)));
   }
-  /// Returns the gradients of weight and bias, and fills dx.
+  /// Fills dx and returns the gradients of weight and bias.
   std::tuple<Tensor, Tensor> convolution_backward(const Tensor& du, const Tensor& x,
                                                   const LayerKept& kept, const Tensor& dx) const {
     const auto [same_dx, dweight, dbias, dstates] =
@@ -266,14 +267,15 @@ struct Layer {
     if (ranks) ranks->exchange_step_gradients(dstates, kept.counts, dx);
     return {dweight, dbias};
   }
-  /// steps is a matrix.
+  /// Computes the time steps; `steps` is a matrix.
   void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
     multiply(steps, matrix_of(x_dbl, 0, rank), transposed(*weights.delta_proj));
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
 
-  /// Both of two are gated; of two that share A one has D.
+  /// Lists the layer's scans. If there are two, both are gated; if both use A, only the first has
+  /// D.
   std::vector<Scan> scans() const {
     static const OptionalTensor kNoD;
     std::vector<Scan> all{{A, args.D, args.reverse}};
@@ -335,8 +337,8 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
   return out;
 }
 
-/// Fills what rows have but for dt's part of dx_dbl, and finds the gradients of what else a scan
-/// takes. dy may be rows.du, and delta where that of the steps is written.
+/// Fills `rows` except for dt's part of dx_dbl, and finds the gradients of the scan's other inputs.
+/// dy may be rows.du, and delta may lie where the steps' gradient is written.
 void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta,
                           const LayerKept& kept, RowGradients& rows, LayerGradients& made) const {
   const auto run = [&](const Scan& it, const LayerKept::OfScan& kept_of, const RowGradients& into) {
@@ -357,7 +359,7 @@ void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta
         run(all[0], kept.scan, rows);
     return;
   }
-  // The first scan, which may write over what the other one reads, comes last.
+  // The first scan runs last because it may overwrite what the other one reads.
   RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(projected())};
   const auto [dA, dD, ddelta_bias, dstate, dsteps] = run(all[1], kept.second_scan, others);
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
@@ -382,7 +384,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
                {{"batch", batch}, {"seqlen", seqlen}, {"d_model", d_model}});
   const Tensor gradient = in_products_dtype(dout);
   run_casts();
-  Tensor own_y;  // of this pass, which alone may write over it
+  Tensor own_y;  // of this pass, which alone may overwrite it
   if (kept.x_dbl.defined()) {
     project(kept);
   } else {
@@ -396,8 +398,8 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   const Tensor& x_dbl = kept.x_dbl;
   const Tensor x = half(0);
   LayerGradients made;
-  // Rows are long: the scan writes du in dy's place, which may be y's, and the gradient of the
-  // steps where dx will be. There the steps are too, unless they were kept.
+  // Rows are long, so buffers are reused: the scan writes du over dy, which may lie in y's memory,
+  // and the steps' gradient where dx will be. The steps lie there too, unless they were kept.
   RowGradients rows{own_y.defined() ? std::move(own_y) : new_rows(dim), new_rows(2 * dim),
                     new_rows(projected())};
   Tensor dy = gradient;

@@ -1,11 +1,12 @@
-// What lies between the projections of a Mamba layer, or the layer, of the ops of one backend and
-// of PyTorch's matrix products: layers that are real and take B and C from x as they are.
+// Everything between the projections of a Mamba layer, or the whole layer, composed of one
+// backend's ops and PyTorch's matrix products. It covers real layers that use B and C as x_proj
+// gives them.
 //
-// Nearly everything is called without PyTorch's dispatcher, which a small layer would wait for.
-// Everything lies channel-last. Rows are (batch, seqlen, channels), which matrix products take and
-// give, and the scan and the convolution read as (batch, channels, seqlen). What is a part of a
-// row, x and z of xz, dt, B and C of x_dbl, is read where it lies, and its gradient written where
-// it belongs. selective_scan/mamba_inner.py has the same for every layer, of differentiable parts.
+// Nearly all calls bypass PyTorch's dispatcher, whose latency a small layer would notice. Tensors
+// are channel-last: rows are (batch, seqlen, channels), as matrix products take and return them;
+// the scan and the convolution read them as (batch, channels, seqlen). Parts of a row (x and z of
+// xz; dt, B and C of x_dbl) are read in place, and their gradients are written in place.
+// selective_scan/mamba_inner.py composes the same from differentiable parts, for every layer.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -21,13 +22,14 @@
 
 namespace selective_scan::op {
 
-/// What a tensor is in another dtype; or −exp of it, in its own or another. Both are contiguous.
+/// A cast of a tensor to another dtype, or −exp of it, in the same or another dtype. Both tensors
+/// are contiguous.
 struct Cast {
   Tensor source, target;
   bool negates_exp = false;
 };
 
-/// What a backend computes a layer with.
+/// The functions by which a backend computes a layer.
 struct LayerOps {
   const ScanOps& scan;
   const ConvOps& conv;
@@ -36,40 +38,43 @@ struct LayerOps {
   /// out = beta·self + alpha·left·right
   AOTITorchError (*addmm_out)(AtenTensorHandle out, AtenTensorHandle self, AtenTensorHandle left,
                               AtenTensorHandle right, double beta, double alpha);
-  /// Whether PyTorch multiplies float16 and bfloat16 to float32.
+  /// True if PyTorch can multiply float16 and bfloat16 matrices into a float32 result.
   bool has_single_products;
   /// Fills the targets.
   void (*cast)(const std::vector<Cast>& casts);
-  /// Adds contiguous tensors; the sum has the residual's dtype, and is rounded once.
+  /// Adds contiguous tensors. The sum has the residual's dtype and is rounded once.
   Tensor (*sum)(const Tensor& residual, const Tensor& product);
 };
 
-/// With in_proj_weight, xz is the layer's input, (batch, seqlen, d_input), and A the logarithm of
-/// −A. Without out_proj_weight the result is the rows that it would take. The residual, whose
-/// gradient is that of out, is added to out, which has its dtype then.
+/// The arguments of a layer.
 ///
-/// A second scan of the same inputs, from the last step to the first, is added if `bidirectional`,
-/// by the same poles and without D, or by those of A_b, with D. With `reverse` there is one scan,
-/// from the last step to the first, and the convolution looks at the steps to come.
+/// With in_proj_weight, xz is the layer's input, (batch, seqlen, d_input), and A is the logarithm
+/// of −A. Without out_proj_weight, the result is the rows that this projection would take. The
+/// residual is added to out, which then has its dtype; its gradient is that of out.
 ///
-/// With a group, xz are one rank's steps of a sequence that runs through all ranks' steps.
+/// With `bidirectional` or A_b, a second scan of the same inputs, from the last step to the first,
+/// is added: `bidirectional` uses A and no D, A_b has its own poles and uses D. With `reverse` the
+/// only scan runs from the last step to the first, and the convolution looks at later steps.
+///
+/// With a group, xz holds one rank's steps of a sequence that runs through the steps of all ranks.
 struct LayerArguments : tables::MambaInnerArguments {
   const std::string* group = nullptr;
 };
 
-/// What the backward pass wants; undefined tensors where nothing is kept. The first three are there
-/// with in_proj_weight alone, and `input` only where it had to be cast: it stands for xz then.
-/// y is there with out_proj_weight alone. What was before a rank's steps is there with a group.
+/// The tensors that the backward pass wants; undefined if nothing is kept. `input`, `xz_rows` and
+/// `poles` exist only with in_proj_weight, and `input` only if it had to be cast: then it stands
+/// for xz. `y` exists only with out_proj_weight. `before`, `counts`, `entering` and `factors` exist
+/// only with a group.
 struct LayerKept {
-  /// The saved states of a scan; the state that entered, and the factors of all ranks' maps.
+  /// The saved states of a scan, the state that entered it, and the factors of all ranks' maps.
   struct OfScan {
     Tensor states, entering, factors;
   };
   Tensor input, xz_rows, poles, x_dbl, y, u, steps;
   OfScan scan, second_scan;
-  Tensor before, counts;  // steps, and how many of them every rank has
+  Tensor before, counts;  // the steps before a rank's own, and all ranks' numbers of steps
 
-  /// What both ops have of it, in their order; and with a group.
+  /// The tensors that both ops pass, in their order; with a group there are more.
   auto of_ops() {
     return std::tie(xz_rows, poles, x_dbl, y, u, steps, scan.states, second_scan.states);
   }
@@ -90,23 +95,24 @@ struct LayerGradients {
 };
 
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves);
-/// `kept` is computed again if it is empty; xz may be what stands for it, whose dtype was xz_dtype.
+/// Recomputes `kept` if it is empty. xz may be the cast input that stands for it; its dtype was
+/// xz_dtype.
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,
                               LayerKept kept, ScalarType xz_dtype);
 
 template <class... Types>
 struct TypeList {};
-/// How an op is given what may have been kept.
+/// The type in which an op takes a tensor that may have been kept.
 template <class Kept>
 using Given = const OptionalTensor&;
 
-/// The ops, with the types of a layer's arguments but for the residual, with what LayerKept has
-/// of_ops(), and with a group or none.
+/// The ops. Arguments are the types of a layer's arguments except the residual, OfOps those of
+/// LayerKept::of_ops(), and Group a group or nothing.
 template <class Arguments, class OfOps, class... Group>
 struct LayerOpsOf;
 template <class... Arguments, class... Kept, class... Group>
 struct LayerOpsOf<TypeList<Arguments...>, std::tuple<Kept...>, Group...> {
-  /// Returns out and what is kept.
+  /// Returns out and the kept tensors.
   template <const LayerOps& kOps>
   static auto forward(Arguments... layer, const OptionalTensor& residual, Group... group,
                       bool save_states) {
@@ -132,7 +138,7 @@ struct LayerOpsOf<TypeList<Arguments...>, std::tuple<Kept...>, Group...> {
                            made.ddelta_bias);
   }
 
-  /// Registers them for one backend.
+  /// Registers the ops for one backend.
   template <const LayerOps& kOps>
   static void implement(auto& library, const std::string& name) {
     implement_forward<&forward<kOps>>(library, name + "_fwd");

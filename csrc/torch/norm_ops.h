@@ -1,5 +1,5 @@
-// The ops of the RMS norm on one backend, forward and backward. Python alone calls these, and
-// nothing that traces.
+// The ops of the RMS norm on one backend, forward and backward. Only Python calls them, and never
+// under tracing.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -13,17 +13,18 @@
 
 namespace selective_scan::op {
 
-/// Which of a call's tensors say how large the others are.
+/// The tensor of a call whose shape the others must match.
 struct NormRows {
   const char* name;
   const Tensor& tensor;
 
   int64_t channels() const { return tensor.size(tensor.dim() - 1); }
 
-  /// Contiguous ones of these sizes.
+  /// Returns a contiguous tensor of the same sizes.
   Tensor allocate(ScalarType dtype) const { return op::allocate(tensor, tensor.sizes(), dtype); }
 
-  /// Rows that lie equally far apart, each contiguous, perhaps as a copy, which `owner` keeps.
+  /// Returns a view of contiguous rows that are evenly spaced. Other layouts are copied; `owner`
+  /// keeps the copy.
   ArrayView view(const char* own_name, const Tensor& given, Tensor& owner) const {
     if (&given != &tensor) check_shape_of(own_name, given, name, tensor);
     check_dtype(own_name, given, kRealDtypes);
@@ -40,7 +41,7 @@ struct NormRows {
   ArrayView view(const char* own_name, const OptionalTensor& given, Tensor& owner) const {
     return given ? view(own_name, *given, owner) : ArrayView{};
   }
-  /// What was allocated as above.
+  /// Returns a view of a tensor from allocate().
   ArrayView view(const Tensor& made) const {
     ArrayView view = made.defined() ? view_of(made) : ArrayView{};
     view.batch = channels();
@@ -76,7 +77,7 @@ void check_norm(const NormRows& rows, const Tensor& weight) {
   }
 }
 
-/// The arithmetic is in fp64 where any array is.
+/// Sets the arithmetic to fp64 if any array is fp64.
 template <class... Views>
 void set_arithmetic(NormParams& params, const Views&... views) {
   params.is_double = ((views.present() && views.dtype == DType::kFloat64) || ...);
@@ -88,7 +89,7 @@ inline void set_sizes(NormParams& params, const NormRows& rows, double eps) {
   params.eps = eps;
 }
 
-/// Returns the normed rows, and the sum of hidden and residual where it has a dtype.
+/// Returns the normed rows and, if total_dtype is given, the sum of hidden and residual.
 template <class Backend>
 std::tuple<Tensor, Tensor> add_rms_norm_fwd(const Tensor& hidden, const OptionalTensor& residual,
                                             const Tensor& weight, double eps, ScalarType dtype,
@@ -112,8 +113,8 @@ std::tuple<Tensor, Tensor> add_rms_norm_fwd(const Tensor& hidden, const Optional
   return {normed, total};
 }
 
-/// Returns the gradients of hidden and residual where they have a dtype, and that of the weight
-/// where it is wanted.
+/// Returns the gradients of hidden and residual, each if its dtype is given, and that of the weight
+/// if `needs_weight`.
 template <class Backend>
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(
     const Tensor& dnormed, const OptionalTensor& dtotal, const Tensor& total, const Tensor& weight,
@@ -152,7 +153,7 @@ void define_norm(auto& library) {
       "(Tensor dhidden, Tensor dresidual, Tensor dweight)");
 }
 
-/// Registers them for one backend.
+/// Registers the ops for one backend.
 template <class Backend>
 void implement_norm(auto& library) {
   library.impl("add_rms_norm_fwd", TORCH_BOX(&add_rms_norm_fwd<Backend>));

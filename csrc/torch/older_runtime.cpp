@@ -1,18 +1,17 @@
-// What headers of newer GCC and glibc ask of their shared libraries, defined here instead, so that
-// a library built on a new system loads on an old one: one with glibc 2.28 and the libstdc++ of
-// GCC 8.
+// Defines the symbols that headers of newer GCC and glibc expect in their shared libraries, so that
+// a library built on a new system loads on an old one: glibc 2.28 and the libstdc++ of GCC 8.
 //
-// exports.map keeps these definitions to the library. The rest of libstdc++ stays the process's
-// own, which a second, static copy would not: exceptions pass through PyTorch, and each copy counts
-// them.
+// exports.map keeps these definitions private to the library. The rest of libstdc++ must stay the
+// process's own, not a second, static copy: exceptions pass through PyTorch, and each copy counts
+// them separately.
 #if defined(__linux__)
-#define _GLIBCXX_EXTERN_TEMPLATE 0  // else the members below are those of libstdc++.so
+#define _GLIBCXX_EXTERN_TEMPLATE 0  // else libstdc++.so must have the members below
 
 #include <new>
 #include <sstream>
 
 #if defined(__GLIBC__)
-/// Tells shared pointers that they may count without atomic operations: here they may never.
+/// Tells shared pointers that they may count without atomic operations. Here it is always false.
 extern "C" char __libc_single_threaded;
 char __libc_single_threaded = 0;
 #endif
@@ -20,7 +19,7 @@ char __libc_single_threaded = 0;
 #if defined(__GLIBCXX__)
 namespace std {
 
-// Weak, since a compiler that links libstdc++ into every library may bring another one.
+// Weak, because a compiler that links libstdc++ into every library may bring its own definition.
 __attribute__((weak)) void __throw_bad_array_new_length() {
   throw bad_array_new_length();
 }

@@ -1,5 +1,6 @@
-// The ops are registered in this namespace: torch.ops.selective_scan, unless a build names another,
-// so that several builds can be loaded into one process. selective_scan/_ops.py has the same name.
+// The namespace in which the ops are registered: torch.ops.selective_scan, unless a build names
+// another one so that several builds can be loaded into one process. selective_scan/_ops.py uses
+// the same name.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -8,7 +9,7 @@
 #define SELECTIVE_SCAN_NAMESPACE selective_scan
 #endif
 
-// PyTorch's macros make names and texts of what they are given, which must be expanded before.
+// PyTorch's macros paste and stringify their arguments, which must therefore be expanded first.
 #define SELECTIVE_SCAN_EXPANDED(macro, ...) macro(__VA_ARGS__)
 #define SELECTIVE_SCAN_AS_TEXT(name) #name
 

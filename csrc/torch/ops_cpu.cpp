@@ -26,7 +26,7 @@
 namespace selective_scan::op {
 namespace {
 
-/// What runs on PyTorch's threads, and reads the values that it refuses.
+/// Runs on PyTorch's threads, and reads the values that it must check.
 struct CpuBackend {
   static constexpr int64_t kMaxDstate = 0;
   static constexpr int64_t kMostChannels = 0;
@@ -131,7 +131,7 @@ SELECTIVE_SCAN_LIBRARY(m) {
   m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
-  // Python alone calls these, and nothing that traces: what they change is not in their schemas.
+  // Only Python calls these, never under tracing: their schemas do not declare what they change.
   m.def("s6_step_again(Tensor hidden, int call) -> Tensor?");
   m.def("cpu_s6_step_forget(int call) -> ()");
 }

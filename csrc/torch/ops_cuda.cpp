@@ -23,7 +23,7 @@
 namespace selective_scan::op {
 namespace {
 
-/// What runs on the device and the stream of a tensor.
+/// Runs on the device of a tensor, on its current stream.
 struct CudaBackend {
   static constexpr int64_t kMaxDstate = cuda::kMaxDstate;
   static constexpr int64_t kMostChannels = cuda::kMostNormChannels;
@@ -31,8 +31,8 @@ struct CudaBackend {
 
   explicit CudaBackend(const Tensor& tensor) : stream(tensor) {}
 
-  /// The host does not read values. The kernels clamp boundaries, take indices out of range for
-  /// padding, and do no harm whatever the values are.
+  /// The host reads no values. The kernels clamp boundaries and treat indices out of range as
+  /// padding, so no value can do harm.
   void check(const auto&) const {}
   int64_t num_segments(const auto& params) const { return cuda::num_segments(params); }
 
@@ -58,7 +58,7 @@ struct ScanBackend : Poles, CudaBackend {
 
 struct UnitaryBackend : CudaBackend {
   static constexpr int64_t kMaxDstate = cuda::kMaxUnitaryDstate;
-  /// Large enough for the matrix product and the scan to run at full speed.
+  /// Large enough for both the matrix product and the scan to run at full speed.
   static constexpr int64_t kThetaBytes = int64_t{256} << 20;
   static constexpr int64_t kLanes = 1;
   static constexpr bool kChannelsLast = false;
@@ -90,8 +90,8 @@ struct StepBackend : CudaBackend {
   }
 };
 
-/// How many bytes of workspace a call of these sizes, whose matrices have elements of `itemsize`
-/// bytes, takes on a device; -1: the kernel cannot run it.
+/// Returns the bytes of workspace that a call of these sizes needs on a device, or -1 if the kernel
+/// cannot run it. `itemsize` is the size of the matrices' elements in bytes.
 int64_t step_workspace_bytes(int64_t device, int64_t itemsize, int64_t rows, int64_t layers,
                              int64_t dim, int64_t inner, int64_t dstate, int64_t rank,
                              int64_t width, int64_t vocabulary) {
@@ -156,7 +156,7 @@ std::string cuda_build_info() {
                 "\", \"methods\": \"", built_methods(), "\"}");
 }
 
-/// The CUDA version of the driver, as CUDART_VERSION is written; 0 without a driver.
+/// Returns the driver's CUDA version in the format of CUDART_VERSION, or 0 without a driver.
 int64_t cuda_driver_version() {
   int version = 0;
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;

@@ -1,9 +1,9 @@
-// Forward ops some of whose results may be None.
+// Forward ops that may return None for some results.
 //
-// AOTInductor wants the schema to say so, by `Tensor?`. torch.jit.trace refuses such a schema: for
-// it there is another op beside each of these, NAME_traced, whose results are undefined tensors
-// instead. So are those of backward ops, as PyTorch's own ones are: batched gradients want nothing
-// else.
+// AOTInductor wants the schema to say so with `Tensor?`, but torch.jit.trace refuses such a schema.
+// So each of these ops has a variant for tracing, NAME_traced, that returns undefined tensors
+// instead. Backward ops also return undefined tensors, as PyTorch's own do: batched gradients
+// support nothing else.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

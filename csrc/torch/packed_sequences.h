@@ -1,4 +1,4 @@
-// cu_seqlens: the boundaries of sequences that lie one behind the other.
+// cu_seqlens: the boundaries of sequences that are packed one after another.
 #pragma once
 
 #include "../core/index_array.h"
@@ -6,7 +6,7 @@
 
 namespace selective_scan::op {
 
-/// (batch, seqlen), or an index for each sequence
+/// A view of (batch, seqlen), or of one index per sequence.
 inline IndexArray index_view(const Tensor& tensor) {
   IndexArray view;
   view.data = tensor.const_data_ptr();
@@ -17,11 +17,12 @@ inline IndexArray index_view(const Tensor& tensor) {
   return view;
 }
 
-/// The sequences in `total` steps whose boundaries are cu_seqlens, which were checked.
+/// Returns the sequences in `total` steps with the boundaries cu_seqlens, which must have been
+/// checked.
 inline PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total) {
   return {index_view(cu_seqlens), cu_seqlens.size(0) - 1, total};
 }
-/// Refuses boundaries that do not rise; they must be the host's to read.
+/// Refuses boundaries that do not rise. Reads them, so they must be in host memory.
 inline void check_boundaries(const PackedSequences& packed) {
   if (!packed.present()) return;
   int64_t before = 0;

@@ -1,9 +1,9 @@
 // The op of chunked prefill on one backend.
 //
-// A Backend (backend.h) has for it besides:
+// A Backend (backend.h) also has for it:
 //
 //   static constexpr bool kSavesStates
-//       Whether checkpoints are found from states that the scan saves on its way.
+//       Whether checkpoints are derived from the states that the scan saves.
 #pragma once
 
 #include "../core/prefill_params.h"
@@ -26,9 +26,9 @@ inline void check_prefill_options(const PrefillArguments& args) {
   }
 }
 
-/// Refuses whatever no kernel may see, but for values of indices, positions and boundaries; returns
-/// parameters with everything filled in but `out` and the states that kernels use. `max_dstate` is
-/// the backend's limit, 0 for none.
+/// Refuses invalid and unsupported calls, without checking the values of indices, positions and
+/// boundaries. Returns parameters with everything filled in but `out` and the states that the
+/// kernels use. `max_dstate` is the backend's limit, 0 for none.
 inline PrefillParams make_prefill_params(const PrefillArguments& args, int64_t max_dstate) {
   PrefillParams params;
   params.method = parse_method(args.discretization_method);
@@ -57,8 +57,8 @@ inline PrefillParams make_prefill_params(const PrefillArguments& args, int64_t m
   return params;
 }
 
-/// Refuses slots and columns that there are not, and positions below 0; reads these, so that they
-/// must be the host's.
+/// Refuses slots and columns that do not exist, and negative positions. Reads these arrays, so they
+/// must be in host memory.
 inline void check_checkpoints(const PrefillParams& params) {
   for (int64_t i = 0; i < params.packed.count && params.checkpoint_every > 0; ++i) {
     if (params.first_positions.present() && params.first_positions.at(i) < 0) {
@@ -77,7 +77,7 @@ inline void check_checkpoints(const PrefillParams& params) {
   }
 }
 
-/// Returns out, or no tensor where the caller gave one.
+/// Returns out, or an undefined tensor if the caller passed one to write to.
 template <class Backend>
 Tensor selective_scan_prefill(const PrefillArguments& args) {
   const Tensor& u = args.u;

@@ -13,7 +13,8 @@ struct PreparedSteps {
   std::unordered_map<int64_t, std::shared_ptr<const PreparedStep>> by_number;
 };
 
-/// They are never destroyed: at the end of a process PyTorch may be gone before this library is.
+/// Returns the registry. It is never destroyed: at process exit, PyTorch may be unloaded before
+/// this library.
 PreparedSteps& prepared_steps() {
   static PreparedSteps& all = *new PreparedSteps;
   return all;
@@ -28,7 +29,7 @@ PreparedStep::Layout::Layout(const Tensor& tensor)
       rank(tensor.sizes().size()),
       sizes{},
       strides{} {
-  const size_t seen = std::min(rank, sizes.size());  // nothing here has more dimensions
+  const size_t seen = std::min(rank, sizes.size());  // no argument here has more than 3 dimensions
   std::copy_n(tensor.sizes().data(), seen, sizes.begin());
   std::copy_n(tensor.strides().data(), seen, strides.begin());
 }
@@ -58,7 +59,7 @@ bool PreparedStep::is_as_it_was(const Tensor& hidden) const {
 }
 
 StepParams PreparedStep::params_for(const Tensor& hidden, StepCall& made) const {
-  if (!call_.copies.empty()) {  // whose values may have changed
+  if (!call_.copies.empty()) {  // of tensors whose values may have changed
     StepArguments args = args_;
     args.tensors[StepArguments::Op::kHidden] = {&hidden, 1};
     made = make_step_call(args, alignment_);
@@ -86,7 +87,7 @@ std::shared_ptr<const PreparedStep> prepared_step(int64_t number) {
 
 void forget_prepared_step(int64_t number) {
   PreparedSteps& all = prepared_steps();
-  std::shared_ptr<const PreparedStep> last;  // is destroyed without the lock
+  std::shared_ptr<const PreparedStep> last;  // destroyed after the lock is released
   const std::lock_guard lock(all.mutex);
   if (const auto found = all.by_number.find(number); found != all.by_number.end()) {
     last = std::move(found->second);

@@ -1,5 +1,5 @@
-// Calls of s6_step that are made again and again with other values of hidden: tokens. To hand over
-// the lists of a stack's tensors and to check them takes longer than a small stack's kernels.
+// Calls of s6_step that are repeated with other values of hidden, token after token. Passing the
+// tensor lists of a stack of layers and checking them takes longer than a small stack's kernels.
 #pragma once
 
 #include <memory>
@@ -8,23 +8,23 @@
 
 namespace selective_scan::op {
 
-/// A call whose arguments were checked, and keeps them alive.
+/// A call with checked arguments, which it keeps alive.
 class PreparedStep {
  public:
   /// Checks the arguments.
   PreparedStep(const StepArguments& args, int64_t alignment);
 
-  /// Whether this is the call still, hidden's values and strides aside: whether every tensor has
-  /// the dtype, device, sizes, strides and memory that it had.
+  /// Returns whether the call is unchanged apart from hidden's values and strides: whether every
+  /// tensor has the dtype, device, sizes, strides and memory that it had.
   bool is_as_it_was(const Tensor& hidden) const;
-  /// The call's parameters, which are for this hidden as long as `made` lives.
+  /// Returns the call's parameters for this hidden; they are valid while `made` lives.
   StepParams params_for(const Tensor& hidden, StepCall& made) const;
-  /// None where the call has none.
+  /// Empty if the call has no workspace.
   OptionalTensor workspace() const { return args_.single(StepArguments::Op::kWorkspace); }
   OptionalTensor head() const { return args_.single(StepArguments::Op::kHead); }
 
  private:
-  /// What PyTorch can change of a tensor without making another.
+  /// The properties of a tensor that PyTorch can change without creating another tensor.
   struct Layout {
     const void* data;
     ScalarType dtype;
@@ -40,11 +40,11 @@ class PreparedStep {
   Layout hidden_;
   std::vector<Tensor> tensors_;  // of all other arguments
   std::vector<Layout> layouts_;  // of tensors_
-  StepArguments args_;           // whose spans are of tensors_, hidden's is empty
+  StepArguments args_;           // its spans point into tensors_; hidden's is empty
   StepCall call_;
 };
 
-/// Prepared calls have numbers, by which an op is told which one is meant.
+/// The registry of prepared calls: ops refer to a call by its number.
 int64_t keep_prepared_step(std::shared_ptr<const PreparedStep> prepared);
 std::shared_ptr<const PreparedStep> prepared_step(int64_t number);
 void forget_prepared_step(int64_t number);

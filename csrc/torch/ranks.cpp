@@ -10,8 +10,8 @@ namespace {
 
 using torch::stable::detail::from, torch::stable::detail::to;
 
-/// The tensors that an op returns. Through the stable ABI no exception passes: that of a collective
-/// is asked for.
+/// Calls an op and returns its tensors. No exception crosses the stable ABI, so the message of a
+/// failed collective is fetched from Python.
 template <size_t kCount, class... Arguments>
 std::array<Tensor, kCount> exchange(const char* op, const Arguments&... arguments) {
   std::array<StableIValue, std::max(kCount, sizeof...(Arguments))> stack{from(arguments)...};

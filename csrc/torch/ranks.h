@@ -1,5 +1,6 @@
-// What ranks that share a sequence tell each other: ops in Python, each with one collective, that
-// selective_scan/distributed defines. Every rank of a group must call them in the same order.
+// The data that ranks sharing a sequence exchange. Each exchange is a Python op with one
+// collective, defined by selective_scan/distributed. Every rank of a group must call these ops in
+// the same order.
 #pragma once
 
 #include <functional>
@@ -10,31 +11,33 @@
 
 namespace selective_scan::op {
 
-/// Gets what all steps do to a state that enters them, or to the gradient of the one that leaves,
-/// and gives what enters or leaves.
+/// Receives the map that a rank's steps apply to the state that enters them, and returns the state
+/// that enters. Backward, it receives the gradient that the steps' outputs give the entering state,
+/// and returns the gradient of the state that leaves.
 using Enter = std::function<Tensor(const Tensor& own)>;
 
-/// Has a function of Python's do that, which is known by a number.
+/// Returns an Enter that calls the Python function registered under this number.
 Enter enter_by_python(int64_t entrance);
 
-/// One rank's place among those of a group.
+/// One rank of a group, and its exchanges with the others.
 class Ranks {
  public:
   explicit Ranks(const std::string& group) : group_(group) {}
 
-  /// Returns the `history` steps before those of x, (batch, dim, seqlen), and how many every rank
-  /// has of these.
+  /// Returns the `history` steps before those of x, (batch, dim, seqlen), and how many steps each
+  /// rank has, at most `history`.
   std::tuple<Tensor, Tensor> steps_before(const Tensor& x, int64_t history) const;
 
-  /// Adds to dx what other ranks find of its last steps, and this one of those before.
+  /// Adds to dx the gradients that other ranks found for this rank's last steps, and sends them
+  /// this rank's gradients of the steps before its own.
   void exchange_step_gradients(const Tensor& dbefore, const Tensor& counts, const Tensor& dx) const;
 
-  /// Returns the state that enters a rank's steps, and the factors of all ranks' maps, of what its
-  /// own do to a state that enters them.
+  /// Returns the state that enters this rank's steps, and the factors of all ranks' maps. `map` is
+  /// what this rank's steps do to an entering state.
   std::tuple<Tensor, Tensor> state_before(const Tensor& map, bool reverse) const;
 
-  /// Returns the gradient of the state that leaves a rank's steps, of that which its own outputs
-  /// give to the one that enters.
+  /// Returns the gradient of the state that leaves this rank's steps. `own` is the gradient that
+  /// this rank's outputs give the state that enters.
   Tensor state_gradient_behind(const Tensor& own, const Tensor& factors, bool reverse) const;
 
  private:

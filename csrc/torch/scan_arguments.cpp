@@ -16,7 +16,7 @@ std::string method_names(const Predicate& is_wanted, const char* separator) {
   return names;
 }
 
-/// Parses the name of a method that takes an A of shape (dim, dstate, dstate).
+/// Parses the name of a method that supports an A of shape (dim, dstate, dstate).
 Method parse_matrix_method(const std::string& name) {
   const char* only = kMethodNames[static_cast<int>(Method::kBilinear)];
   if (name != only) fail("discretization_method must be one of ", only, ", got '", name, "'");
@@ -70,7 +70,7 @@ ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t
 
   CheckedCall call(is_matrix_A ? tables::kMatrixScan : tables::kSelectiveScan, {max_dstate},
                    args.tensors());
-  // The tables do not say what goes with a matrix A, and with no other.
+  // Checks what the tables do not express: the options that need, or exclude, a matrix A.
   call.check_shapes([&](const Tensor& tensor) {
     if (is_matrix_A && args.cu_seqlens && &tensor == &*args.cu_seqlens) {
       fail("cu_seqlens must be None where A is (dim, dstate, dstate)");

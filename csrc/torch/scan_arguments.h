@@ -10,35 +10,35 @@
 
 namespace selective_scan::op {
 
-/// What the ops of the scan have in common.
+/// The arguments that the scan's ops share.
 using ScanArguments = tables::SelectiveScanArguments;
 
-/// The names of the methods that this build has, as SELECTIVE_SCAN_METHODS gives them.
+/// Returns the names of the methods in this build, in the format of SELECTIVE_SCAN_METHODS.
 std::string built_methods();
 
-/// Finds a method by its name; refuses one that was left out of this build.
+/// Returns the method with this name; refuses one that was left out of this build.
 Method parse_method(const std::string& name);
 
-/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in.
-/// With `is_matrix_A`, A is (dim, dstate, dstate), not (dim, dstate). `max_dstate` is the backend's
-/// limit, 0 for none.
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in. With `is_matrix_A`, A is (dim, dstate, dstate), not (dim, dstate). `max_dstate` is the
+/// backend's limit, 0 for none.
 ScanParams make_scan_params(const ScanArguments& args, bool is_matrix_A, int64_t max_dstate);
 
-/// The dtype of states: float32 or float64, as that of arithmetic, and complex where A is.
+/// Returns the dtype of states: float32 or float64, as the arithmetic, and complex if A is.
 ScalarType state_dtype(const ScanParams& params);
 
-// Views of tensors that were checked. Those with steps point at the last step, with a negative
-// stride, where the scan is reversed.
+// Views of checked tensors. If the scan is reversed, views with steps start at the last step and
+// have a negative step stride.
 
-/// (batch, dim, seqlen), or without the batch.
+/// A view of (batch, dim, seqlen), or of (dim, seqlen).
 ArrayView sequence_view(const Tensor& tensor, bool reverse);
-/// B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), the last
-/// dimension twice as long where a real tensor interleaves complex values. Without a batch it is
-/// (dim, dstate) or (groups, dstate, seqlen).
+/// A view of B or C: (dim, dstate), (batch, dstate, seqlen) or (batch, groups, dstate, seqlen),
+/// with a last dimension twice as long if a real tensor interleaves complex values. Without a
+/// batch: (dim, dstate) or (groups, dstate, seqlen).
 ArrayView projection_view(const Tensor& tensor, const ScanParams& params, bool reverse,
                           bool has_batch = true);
 
-/// Fills in the inputs of a scan or of a prefill, whose sizes are there.
+/// Fills in the inputs of a scan or a prefill, whose sizes must already be set.
 void set_inputs(ScanParams& params, const auto& args, bool reverse) {
   const bool has_batch = args.u.dim() == 3;
   params.variable_B = args.B.dim() != 2;

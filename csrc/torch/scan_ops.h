@@ -1,12 +1,13 @@
 // The forward and backward ops of one backend: validate, allocate, launch.
 //
-// A Backend (backend.h) has for these besides:
+// A Backend (backend.h) also has for these:
 //
 //   static constexpr bool kIsMatrixA
 //   using Forward, using Backward
 //       Whether A is (dim, dstate, dstate), and the parameters of the passes; see DiagonalA.
 //   void launch(const auto& params, const auto& memory, const StateExchange& exchange) const
-//       Runs a pass that asks what enters, if it can do better than two that do so in between.
+//       Optional: runs a pass that asks for the entering state midway, if that is faster than two
+//       passes with the question between them.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -41,9 +42,9 @@ struct MatrixA {
   using Backward = MatrixBackwardParams;
 };
 
-/// The saved states are one flat tensor with some values at its end that nobody writes or reads:
-/// torch.compile makes a graph of its own for every size of 0 and of 1, and short sequences have no
-/// or one state to save.
+/// Saved states are one flat tensor that ends in some values which nobody reads. They keep its size
+/// from being 0 or 1, for each of which torch.compile makes a separate graph: short sequences save
+/// no state, or one.
 constexpr int64_t kStatesPadding = 2;
 
 inline int64_t num_saved_values(int64_t num_states, const auto& params) {
@@ -57,7 +58,8 @@ inline Tensor new_states(const Tensor& u, const ScanParams& params) {
   return allocate(u, {num_saved_values(params)}, state_dtype(params));
 }
 
-/// Memory for what all steps do.
+/// Allocates memory for the map that all steps apply to a state, or backward for the gradient of
+/// the state before them.
 inline Tensor new_own(const Tensor& u, const ForwardParams& params) {
   return allocate(u, {params.batch, 2, params.dim, params.dstate}, state_dtype(params));
 }
@@ -65,7 +67,7 @@ inline Tensor new_own(const Tensor& u, const BackwardParams& params) {
   return allocate(u, {params.batch, params.dim, params.dstate}, state_dtype(params));
 }
 
-/// Says that there are no steps.
+/// Writes the map or the gradient of zero steps.
 inline void set_to_no_steps(const ForwardParams&, const Tensor& own) {
   Tensor factor = torch::stable::select(own, 1, 0), all = own;
   torch::stable::zero_(all);
@@ -85,17 +87,17 @@ inline StateExchange exchange_of(const BackwardParams&, const Tensor& own) {
   return {{}, state_view(own), {}};
 }
 
-/// A forward pass gives out, the last state, and saved states.
+/// The results of a forward pass: out, the last state, and the saved states.
 using ScanResults = std::tuple<Tensor, Tensor, OptionalTensor>;
-/// A backward pass gives all gradients, in this order, or those that the caller has no memory for.
-/// D, z, delta_bias, initial_state and input_delta have one where they are there, and else an
-/// undefined tensor, None in Python.
+/// The results of a backward pass: all gradients, in this order, or those for which the caller has
+/// no memory. The gradients of D, z, delta_bias, initial_state and input_delta are undefined
+/// tensors (None in Python) if the input is absent.
 using AllGradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using OtherGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-/// Runs a pass, which begins with what `enter`, if there is one, makes of what all steps do; or of
-/// none, unless that `is_told`.
+/// Runs a pass. If `enter` is given, the pass begins with the state that `enter` returns for the
+/// map of all steps or, unless `is_told`, for the map of zero steps.
 template <class Backend, class Params>
 void launch_between(const Backend& backend, const Tensor& u, Params params, const Enter* enter,
                     bool is_told) {
@@ -123,12 +125,12 @@ void launch_between(const Backend& backend, const Tensor& u, Params params, cons
   if (!is_empty(params)) backend.launch(params, memory);
 }
 
-/// Between the columns of a matrix A, in components.
+/// Returns the stride between the columns of a matrix A, in components.
 inline int64_t column_stride(const Tensor& A) {
   return A.stride(2) * components(A);
 }
 
-/// The arguments of a call, checked, and where it runs.
+/// The checked arguments of a call, and the backend on which it runs.
 template <class Backend>
 struct Problem {
   ScanArguments args;
@@ -142,7 +144,7 @@ struct Problem {
     backend.check(params.packed);
   }
 
-  /// The parameters of a pass, but for its results.
+  /// Returns the parameters of a pass without its results.
   template <class Params>
   Params inputs() const {
     Params inputs(params);
@@ -151,7 +153,7 @@ struct Problem {
   }
 };
 
-/// Runs the forward scan for its states alone, for a backward pass that was given none.
+/// Runs the forward scan only for its states, for a backward pass that was given none.
 template <class Backend>
 Tensor recompute_states(const Problem<Backend>& problem) {
   const Tensor& u = problem.args.u;
@@ -179,16 +181,15 @@ inline void check_gradients(const ScanParams& params, const Tensor& u, const Opt
   }
 }
 
-/// Whether kernels can read saved states as they lie. Those of the forward op always; vmap hands
-/// over slices of a stack of them.
+/// Returns whether kernels can read saved states in place. They always can if the forward op made
+/// them, but vmap passes slices of a stack of such tensors.
 inline bool is_readable(const Tensor& states) {
   constexpr uintptr_t kAlignment = 16;  // of the kernels' widest accesses
   const auto address = reinterpret_cast<uintptr_t>(states.const_data_ptr());
   return states.is_contiguous() && address % kAlignment == 0;
 }
 
-/// Writes all of `gradients`. The gradient of the last state is what `enter` gives, if there is
-/// one.
+/// Writes all of `gradients`. If `enter` is given, it provides the gradient of the last state.
 template <class Backend>
 void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
                    const OptionalTensor& dlast_state, const OptionalTensor& states,
@@ -232,7 +233,7 @@ void scan_backward(const Problem<Backend>& problem, const OptionalTensor& dout,
   launch_between(backend, args.u, params, enter, is_told && dout.has_value());
 }
 
-/// The initial state is what `enter` gives, if there is one.
+/// Runs the forward scan. If `enter` is given, it provides the initial state.
 template <class Backend>
 ScanResults scan_forward(const ScanArguments& args, bool save_states, const Enter* enter,
                          bool is_told) {
@@ -252,7 +253,7 @@ ScanResults scan_forward(const ScanArguments& args, bool save_states, const Ente
   return {out, last_state, states};
 }
 
-/// What the gradient of an optional input is to be written into is there where the input is.
+/// Checks that a tensor for the gradient of an optional input is given exactly if the input is.
 inline void check_given_gradient(const char* name, const OptionalTensor& gradient,
                                  const char* input_name, const OptionalTensor& input) {
   if (gradient.has_value() != input.has_value()) {
@@ -261,7 +262,7 @@ inline void check_given_gradient(const char* name, const OptionalTensor& gradien
   if (input) check_given_gradient(name, *gradient, input_name, *input);
 }
 
-/// Finds all gradients, in their order.
+/// Computes all gradients, in their order.
 template <class Backend>
 AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout,
                            const OptionalTensor& dlast_state, const OptionalTensor& states,
@@ -282,8 +283,8 @@ AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout
   return made;
 }
 
-/// Writes gradients of tensors that may be large into tensors that the caller gives, such as slices
-/// of wider rows, and returns the others.
+/// Writes the gradients that may be large into tensors from the caller, such as slices of wider
+/// rows, and returns the others.
 template <class Backend>
 OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& dout,
                                const OptionalTensor& dlast_state, const OptionalTensor& states,
@@ -308,8 +309,8 @@ OtherGradients other_gradients(const ScanArguments& args, const OptionalTensor& 
   return {dA, dD, ddelta_bias, dinitial_state, dinput_delta};
 }
 
-/// The ops. They have the arguments `scanned` in common, whose types these are, and whose names
-/// ScanArguments has.
+/// The ops. Types are those of the arguments `scanned`, which all ops share and which ScanArguments
+/// names.
 template <class... Types>
 struct ScanOpsOf {
   template <class Backend>
@@ -338,7 +339,8 @@ struct ScanOpsOf {
                                     states, du, ddelta, dB, dC, dz, nullptr, false);
   }
 
-  /// These two ask Python what enters, and what leaves: see enter_by_python().
+  /// These two ask Python for the state that enters, and for the gradient of the one that leaves;
+  /// see enter_by_python().
   template <class Backend>
   static ScanResults forward_asking(Types... scanned, const OptionalTensor& input_delta,
                                     bool is_told, int64_t entrance, bool save_states) {
@@ -361,8 +363,8 @@ using SelectiveScan =
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
               const std::string&, const OptionalTensor&, bool>;
 
-/// Registers the schemas that follow from no Operator, once for all backends. `entrance` is the
-/// number of a function of Python's: see ranks.h.
+/// Registers the schemas that no Operator provides, once for all backends. `entrance` is the number
+/// of a Python function; see ranks.h.
 void define_scans_between(auto& library) {
   const std::string scanned =
       "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, "
@@ -379,7 +381,7 @@ void define_scans_between(auto& library) {
                   .c_str());
 }
 
-/// Registers the ops of two backends, of which the other one takes matrices.
+/// Registers the ops of two backends; the second one takes matrices A.
 template <class Backend, class MatrixBackend>
 void implement_scans(auto& library) {
   implement_forward<&SelectiveScan::forward<Backend>>(library, "selective_scan_fwd");
@@ -391,7 +393,7 @@ void implement_scans(auto& library) {
   library.impl("matrix_scan_bwd", TORCH_BOX(&SelectiveScan::backward<MatrixBackend>));
 }
 
-/// What a backend has for ops that are made of scans.
+/// The scans of a backend, for composite ops.
 struct ScanOps {
   decltype(&scan_forward<DiagonalA>) forward;
   decltype(&other_gradients<DiagonalA>) backward;

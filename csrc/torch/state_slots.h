@@ -1,4 +1,4 @@
-// The arguments that say which slots of a pool a call's sequences have.
+// The arguments that assign a call's sequences to slots of a pool.
 #pragma once
 
 #include "../core/state_slots.h"
@@ -7,8 +7,8 @@
 
 namespace selective_scan::op {
 
-/// Fills in what these arguments say; `pool` is (slots, channels, states). Whether states are
-/// complex or double is still to be said.
+/// Fills in these arguments. `pool` is (slots, channels, states). The caller still sets whether
+/// states are complex or double.
 inline StateSlots state_slots(const Tensor& pool, int64_t sequences,
                               const OptionalTensor& cache_indices,
                               const OptionalTensor& has_initial_state, int64_t pad_slot_id) {
@@ -27,7 +27,7 @@ inline StateSlots state_slots(const Tensor& pool, int64_t sequences,
   return slots;
 }
 
-/// Refuses an index of a slot that there is not; `Pool` has `slots`, and may have a pad_slot_id.
+/// Refuses the index of a slot that does not exist. `Pool` has `slots`, and may have a pad_slot_id.
 template <class Pool>
 void check_slot(const char* name, int64_t index, const Pool& pool) {
   if (index < pool.slots) return;
@@ -36,13 +36,13 @@ void check_slot(const char* name, int64_t index, const Pool& pool) {
   }
   fail(name, " must be less than slots = ", pool.slots, ", got ", index);
 }
-/// Checks `count` indices, if there are any; reads them, so that they must be the host's.
+/// Checks `count` indices, if they are given. Reads them, so they must be in host memory.
 template <class Pool>
 void check_slots(const char* name, const IndexArray& indices, int64_t count, const Pool& pool) {
   if (!indices.present()) return;
   for (int64_t i = 0; i < count; ++i) check_slot(name, indices.at(i), pool);
 }
-/// Checks those of all sequences.
+/// Checks the slots of all sequences.
 inline void check_slots(const StateSlots& slots) {
   check_slots("cache_indices", slots.indices, slots.sequences, slots);
 }

@@ -7,7 +7,8 @@ namespace {
 
 using Args = StepArguments::Op;
 
-/// Where the kernels find an argument: a list that is only read, and the dtype of all its entries.
+/// The destination of an argument in the kernels' parameters: the member for a read-only list, and
+/// the member for the dtype of all its entries.
 struct Field {
   Index argument;
   const void* StepLayer::* data;
@@ -30,8 +31,8 @@ constexpr Field kFields[] = {
     {Args::kNormF, nullptr, &StepParams::final_norm_dtype},
 };
 
-/// Kernels have one set of strides for the states of all layers. Those of a dimension of size 1 do
-/// not matter.
+/// Checks that all entries have the strides of the first: kernels have one set of strides for the
+/// states of all layers. Strides of dimensions of size 1 do not matter.
 void check_strides(const char* name, Entries entries) {
   const Tensor& first = entries.front();
   const auto sizes = first.sizes(), wanted = first.strides();

@@ -1,4 +1,4 @@
-// This goes from the arguments of s6_step to kernel parameters.
+// Translates the arguments of s6_step to kernel parameters.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace selective_scan::op {
 
-/// The arguments of s6_step; their tensors are kept by PyTorch, or by a prepared step.
+/// The arguments of s6_step. PyTorch, or a prepared step, keeps their tensors alive.
 struct StepArguments {
   using Op = tables::S6StepArguments;
 
@@ -30,7 +30,7 @@ struct StepArguments {
 
   const Tensor& hidden() const { return tensors[Op::kHidden].front(); }
   bool has(Index argument) const { return !tensors[argument].empty(); }
-  /// This is for what is no list.
+  /// Returns the tensor of an argument that is not a list.
   OptionalTensor single(Index argument) const {
     return has(argument) ? OptionalTensor(tensors[argument].front()) : std::nullopt;
   }
@@ -40,15 +40,15 @@ inline bool is_aligned(const Tensor& tensor, int64_t alignment) {
   return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignment == 0;
 }
 
-/// Parameters, and what they point to.
+/// The parameters of a call, and the memory that they point to.
 struct StepCall {
   StepParams params;
   std::vector<StepLayer> layers;
   std::vector<Tensor> copies;  // of weights that are not contiguous, or not aligned
 };
 
-/// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
-/// everything filled in but `out`. Weights are aligned to so many bytes, or copied.
+/// Refuses invalid and unsupported calls, but does not check indices; returns parameters with
+/// everything filled in but `out`. Weights that are not aligned to `alignment` bytes are copied.
 StepCall make_step_call(const StepArguments& args, int64_t alignment);
 
 inline ArrayView hidden_view(const Tensor& hidden) {

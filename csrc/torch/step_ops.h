@@ -1,15 +1,15 @@
-// s6_step on one backend, and the ops by which a call is prepared and made again.
+// s6_step on one backend, and the ops that prepare a call and repeat it.
 //
-// A Backend (backend.h) has for these besides, and in place of its other launch():
+// A Backend (backend.h) also has for these, with this launch() in place of its other one:
 //
 //   static constexpr int64_t kAlignment
-//       Of weights and of the workspace, in bytes.
+//       The alignment of weights and of the workspace, in bytes.
 //   int64_t workspace_bytes(const StepParams& params) const
-//       How much scratch memory a call takes. Refuses what the kernels cannot run.
+//       Returns the scratch memory of a call. Refuses calls that the kernels cannot run.
 //   void clear(void* workspace, int64_t bytes) const
-//       Makes a new workspace what launch() may be given.
+//       Prepares a new workspace for launch().
 //   void launch(const StepParams& params, void* workspace) const
-//       Runs the layers; there is at least one value.
+//       Runs the layers; there is at least one output value.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -23,7 +23,8 @@
 
 namespace selective_scan::op {
 
-/// Takes a workspace that the caller keeps from call to call, or one for this call alone.
+/// Launches a call with a workspace that the caller keeps between calls, or with one for this call
+/// alone.
 template <class Backend>
 void launch_step(const Backend& backend, const StepParams& params, const Tensor& hidden,
                  const OptionalTensor& workspace) {
@@ -42,7 +43,7 @@ void launch_step(const Backend& backend, const StepParams& params, const Tensor&
   backend.launch(params, workspace->mutable_data_ptr());
 }
 
-/// Runs a call whose arguments were checked.
+/// Runs a call with checked arguments.
 template <class Backend>
 Tensor run_step(StepParams params, const Tensor& hidden, const OptionalTensor& head,
                 const OptionalTensor& workspace) {
@@ -66,13 +67,14 @@ Tensor step_once(const StepArguments::Op& op) {
                            args.single(StepArguments::Op::kWorkspace));
 }
 
-/// s6_step_prepare: checks a call, and gives its number.
+/// s6_step_prepare: checks a call and returns its number.
 template <class Backend>
 int64_t prepare_step(const StepArguments::Op& op) {
   return keep_prepared_step(std::make_shared<const PreparedStep>(op, Backend::kAlignment));
 }
 
-/// s6_step_again: the call of this number with this hidden; None where it is another call by now.
+/// s6_step_again: runs the call with this number for this hidden, or returns None if the call has
+/// changed.
 template <class Backend>
 OptionalTensor step_again(const Tensor& hidden, int64_t number) {
   const auto prepared = prepared_step(number);

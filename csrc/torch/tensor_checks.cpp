@@ -7,7 +7,7 @@
 namespace selective_scan::op {
 namespace {
 
-/// Whether its sizes are these, as far as they are known.
+/// Returns whether a tensor has these sizes, ignoring unknown ones.
 bool has_shape(const Tensor& tensor, std::span<const Dim> dims) {
   const auto sizes = tensor.sizes();
   if (sizes.size() != dims.size()) return false;
@@ -107,7 +107,7 @@ bool is_double_dtype(ScalarType dtype) {
 }
 
 bool is_dense(const Tensor& tensor) {
-  int32_t layout;  // by the C interface: Tensor::layout() is younger than PyTorch 2.10
+  int32_t layout;  // by the C interface: Tensor::layout() is newer than PyTorch 2.10
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
   return layout == aoti_torch_layout_strided();
 }

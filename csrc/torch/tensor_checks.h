@@ -1,5 +1,5 @@
-// Checks of one tensor, and the sentences they fail with. Python's _checks.py says the same
-// sentences for the reference and for fake tensors; one table of bad calls tests both.
+// Checks of one tensor, and their messages. Python's _checks.py has the same messages for the
+// reference and for fake tensors; one table of bad calls tests both.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -18,25 +18,25 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
-/// Throws "selective_scan: " and the text. Not STD_TORCH_CHECK, which puts a source line in front
-/// of what the user should read.
+/// Throws "selective_scan: " and the text. STD_TORCH_CHECK would put a source line before the text
+/// that the user should read.
 [[noreturn]] void fail_with(const std::string& text);
 [[noreturn]] void fail(const auto&... parts) {
   fail_with(joined(parts...));
 }
 
-/// tensor.scalar_type() without asking PyTorch for the number of one dtype after another, which
-/// adds up in small calls.
+/// Returns tensor.scalar_type(). Unlike that function, this one does not ask PyTorch for the number
+/// of one dtype after another, which adds up in small calls.
 ScalarType dtype_of(const Tensor& tensor);
 
-/// These are texts as Python prints them: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
+/// Text as Python prints it: "bfloat16", "cuda:0", "(2, 16)", "(64,)".
 std::string dtype_name(ScalarType dtype);
 std::string device_name(const Tensor& tensor);
 std::string sizes_text(std::span<const int64_t> sizes);
 std::string shape_text(const Tensor& tensor);
 std::string strides_text(const Tensor& tensor);
 
-/// One dimension that a shape must have: its name and size.
+/// A required dimension of a shape: its name and size.
 struct Dim {
   static constexpr int64_t kAny = -1;
 
@@ -63,7 +63,7 @@ bool has_sizes(const Tensor& tensor, std::span<const int64_t> wanted);
 void check_dense(const char* name, const Tensor& tensor);
 void check_same_device(const char* name, const Tensor& tensor, const char* other_name,
                        const Tensor& other);
-/// `remark` stands behind the list of allowed dtypes.
+/// Checks the dtype. `remark` follows the list of allowed dtypes in the message.
 void check_dtype(const char* name, const Tensor& tensor, std::span<const ScalarType> allowed,
                  const char* remark = "");
 inline void check_dtype(const char* name, const Tensor& tensor,
@@ -72,22 +72,22 @@ inline void check_dtype(const char* name, const Tensor& tensor,
 }
 [[noreturn]] void fail_on_shape(const char* name, const Tensor& tensor, std::span<const Dim> dims);
 void check_shape(const char* name, const Tensor& tensor, Dims dims);
-/// Checks all of these, the shape last.
+/// Checks that a tensor is dense and on the device of `other`, then its dtype and shape.
 void check_beside(const char* name, const Tensor& tensor, const char* other_name,
                   const Tensor& other, std::initializer_list<ScalarType> allowed, Dims dims);
-/// That of `other`.
+/// Checks that a tensor has the shape of `other`.
 void check_shape_of(const char* name, const Tensor& tensor, const char* other_name,
                     const Tensor& other);
-/// Checks that a tensor has the device, dtype and shape of `other`.
+/// Checks that a tensor is dense and has the device, dtype and shape of `other`.
 void check_like(const char* name, const Tensor& tensor, const char* other_name,
                 const Tensor& other);
-/// Checks a tensor that is changed in place: elements that share memory would have no one value.
+/// Checks a tensor that is changed in place: elements that share memory could not hold two values.
 void check_changed(const char* name, const Tensor& tensor);
-/// Checks a tensor of any strides into which the gradient of `input` is to be written.
+/// Checks a tensor of any strides that the gradient of `input` will be written to.
 void check_given_gradient(const char* name, const Tensor& gradient, const char* input_name,
                           const Tensor& input);
 
-/// The groups of B or C share the dimension `divided`.
+/// Checks that the groups of B or C divide the dimension `divided`.
 void check_groups(const char* name, int64_t groups, Dim divided);
 
 constexpr std::initializer_list<ScalarType> kRealDtypes = {

@@ -1,5 +1,4 @@
-// What the ops need of tensors beside checks: component types, views, and memory like that of a
-// tensor.
+// Tensor utilities of the ops besides checks: component types, views, and allocation.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -20,7 +19,7 @@ namespace selective_scan::op {
 
 using OptionalTensor = std::optional<Tensor>;
 
-/// Real components per element.
+/// Returns the number of real components per element.
 inline int64_t components(const Tensor& tensor) {
   return is_complex_dtype(dtype_of(tensor)) ? 2 : 1;
 }
@@ -44,11 +43,11 @@ inline ScalarType float_dtype(bool is_double, bool is_complex) {
   return is_double ? ScalarType::Double : ScalarType::Float;
 }
 
-/// A view with the strides of a tensor's dimensions, in their order; kNone takes no dimension.
+/// A view with the strides of a tensor's dimensions, in their order; kNone assigns no dimension.
 template <class... Strides>
 ArrayView view_of(const Tensor& tensor, Strides... strides) {
   ArrayView view;
-  // Inputs are only read; what else is viewed may be written to.
+  // Inputs are only read; other viewed tensors may be written to.
   view.data = const_cast<void*>(tensor.const_data_ptr());
   view.dtype = component_dtype(tensor);
   const int64_t per_element = components(tensor);
@@ -63,7 +62,7 @@ ArrayView view_of(const Tensor& tensor, Strides... strides) {
 
 constexpr int64_t ArrayView::* kNone = nullptr;
 
-// Views of tensors that were checked, by the dimensions that operators share.
+// Views of checked tensors, by the dimensions that operators share.
 
 /// (dim,)
 inline ArrayView channel_view(const Tensor& tensor) {
@@ -77,13 +76,13 @@ inline ArrayView pole_view(const Tensor& tensor) {
 inline ArrayView state_view(const Tensor& tensor) {
   return view_of(tensor, &ArrayView::batch, &ArrayView::channel, &ArrayView::state);
 }
-/// (batch, dim, seqlen), or without the batch.
+/// (batch, dim, seqlen), or (dim, seqlen)
 inline ArrayView sequence_view(const Tensor& tensor) {
   const auto batch = tensor.dim() == 3 ? &ArrayView::batch : kNone;
   return view_of(tensor, batch, &ArrayView::channel, &ArrayView::step);
 }
 
-/// At the last of its steps, with a negative stride.
+/// Returns a view that starts at the last step and has a negative step stride.
 template <class View>
 View reversed(View view, int64_t seqlen) {
   if (seqlen == 0) return view;
@@ -91,7 +90,8 @@ View reversed(View view, int64_t seqlen) {
   view.step = -view.step;
   return view;
 }
-/// That of B or C with steps; real ones interleave (re, im) along time where the state is complex.
+/// Adjusts a view of B or C with steps: if the state is complex, real tensors interleave (re, im)
+/// along time.
 inline ArrayView with_parts(ArrayView view, const Tensor& projection, bool is_complex) {
   if (!is_complex || components(projection) == 2) return view;
   view.imag = view.step;
@@ -103,7 +103,8 @@ inline IntHeaderOnlyArrayRef sizes_of(const std::vector<int64_t>& sizes) {
   return {sizes.data(), sizes.size()};
 }
 
-/// A view of these sizes and strides, which begins `offset` behind the tensor's first element.
+/// Returns a view with these sizes and strides that begins `offset` elements after the tensor's
+/// first.
 inline Tensor view_as(const Tensor& tensor, IntHeaderOnlyArrayRef sizes,
                       IntHeaderOnlyArrayRef strides, int64_t offset = 0) {
   AtenTensorHandle handle;
@@ -118,10 +119,11 @@ inline Tensor view_as(const Tensor& tensor, std::initializer_list<int64_t> sizes
                  IntHeaderOnlyArrayRef(strides.begin(), strides.size()), offset);
 }
 
-// New tensors, uninitialised. Through the C interface where that can be: torch::stable's functions
-// call the dispatcher by name, which takes several times as long as the allocation itself.
+// New, uninitialized tensors. They come from the C interface if possible: the functions of
+// torch::stable call the dispatcher by name, which takes several times as long as the allocation
+// itself.
 
-/// The tensor itself, its memory advised if it is a CPU's.
+/// Returns the tensor itself. Asks for huge pages if it is a CPU tensor.
 inline Tensor with_huge_pages(Tensor tensor) {
   if (tensor.is_cpu()) {
     int64_t storage_bytes;
@@ -131,7 +133,7 @@ inline Tensor with_huge_pages(Tensor tensor) {
   return tensor;
 }
 
-/// On the device of `like`.
+/// Allocates a tensor on the device of `like`.
 inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
                        IntHeaderOnlyArrayRef strides, ScalarType dtype) {
   using torch::stable::detail::from, torch::stable::detail::to;
@@ -145,7 +147,7 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes,
   }));
 }
 
-/// Contiguous.
+/// Allocates a contiguous tensor.
 inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarType dtype) {
   constexpr size_t kMostDims = 64;  // of PyTorch's tensors
   std::array<int64_t, kMostDims> strides;
@@ -157,19 +159,19 @@ inline Tensor allocate(const Tensor& like, IntHeaderOnlyArrayRef sizes, ScalarTy
   return allocate(like, sizes, {strides.data(), sizes.size()}, dtype);
 }
 
-/// Gives what torch.empty_like gives.
+/// Does the same as torch.empty_like.
 inline Tensor allocate_like(const Tensor& tensor) {
   if (!tensor.is_contiguous()) {
     return with_huge_pages(allocating(tensor, [&] { return torch::stable::empty_like(tensor); }));
   }
   return allocate(tensor, tensor.sizes(), tensor.strides(), dtype_of(tensor));
 }
-/// Undefined where there is none.
+/// Returns an undefined tensor if there is no `tensor`.
 inline Tensor allocate_like(const OptionalTensor& tensor) {
   return tensor ? allocate_like(*tensor) : Tensor();
 }
 
-/// empty_like with another dtype; torch::stable's has no such argument.
+/// Does the same as torch.empty_like with a dtype, an argument that torch::stable's function lacks.
 inline Tensor empty_like(const Tensor& tensor, ScalarType dtype) {
   return allocating(tensor, tensor.sizes(), dtype, [&] {
     return call("aten::empty_like", "", tensor, std::optional<ScalarType>(dtype), std::nullopt,
@@ -181,12 +183,12 @@ inline Tensor as_contiguous(const Tensor& tensor) {
   if (tensor.is_contiguous()) return tensor;
   return allocating(tensor, [&] { return torch::stable::contiguous(tensor); });
 }
-/// Returns the target. Casts where the dtypes are not the same.
+/// Copies with a cast if the dtypes differ. Returns the target.
 inline Tensor copy(const Tensor& target, const Tensor& source) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target.get(), source.get(), 0));
   return target;
 }
-/// The tensor itself where it has this dtype.
+/// Returns the tensor itself if it already has this dtype.
 inline Tensor cast(const Tensor& tensor, ScalarType dtype) {
   if (dtype_of(tensor) == dtype) return tensor;
   const Tensor result = tensor.is_contiguous()
@@ -194,7 +196,7 @@ inline Tensor cast(const Tensor& tensor, ScalarType dtype) {
                             : empty_like(tensor, dtype);
   return copy(result, tensor);
 }
-/// Fills those that are defined.
+/// Fills the defined tensors with zeros.
 template <class... Tensors>
 void fill_with_zeros(const std::tuple<Tensors...>& tensors) {
   const auto fill = [](Tensor tensor) {
@@ -202,11 +204,11 @@ void fill_with_zeros(const std::tuple<Tensors...>& tensors) {
   };
   std::apply([&](const auto&... all) { (fill(all), ...); }, tensors);
 }
-/// Copies where a view cannot have these sizes.
+/// Returns a view if these sizes allow one, else a copy.
 inline Tensor reshaped(const Tensor& tensor, IntHeaderOnlyArrayRef sizes) {
   return allocating(tensor, [&] { return torch::stable::reshape(tensor, sizes); });
 }
-/// The dimensions that are summed over are kept, with the size 1, if `keepdim`.
+/// Sums over `dims`. With `keepdim` they remain as dimensions of size 1.
 inline Tensor sum_over(const Tensor& tensor, const std::vector<int64_t>& dims,
                        bool keepdim = false) {
   std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());

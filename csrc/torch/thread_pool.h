@@ -1,4 +1,4 @@
-// PyTorch's threads, lent to the CPU kernels.
+// Gives the CPU kernels PyTorch's thread pool.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

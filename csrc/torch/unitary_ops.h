@@ -1,13 +1,13 @@
-// The forward and backward ops of the adaptive unitary scan on one backend: theta by matrix
-// products, slab by slab, and kernels that scan each slab.
+// The forward and backward ops of the adaptive unitary scan on one backend. They process the call
+// slab by slab: a matrix product computes theta, then kernels scan the slab.
 //
-// A Backend (backend.h) has for these besides:
+// A Backend (backend.h) also has for these:
 //
 //   static constexpr int64_t kThetaBytes
-//       How large theta of one slab may be.
+//       The largest size of theta for one slab.
 //   static constexpr int64_t kLanes
 //   static constexpr bool kChannelsLast
-//       How theta lies in memory; see ThetaLayout.
+//       The memory layout of theta; see ThetaLayout.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -31,18 +31,18 @@ namespace selective_scan::op {
 
 using torch::stable::transpose;
 
-/// What the forward and the backward op have in common.
+/// The arguments that the forward and the backward op share.
 using UnitaryArguments = tables::AdaptiveUnitaryScanArguments;
 
-/// b or c
+/// A view of b or c.
 inline ArrayView weights_view(const Tensor& tensor) {
   if (tensor.dim() == 1) return view_of(tensor, &ArrayView::state);
   return view_of(tensor, &ArrayView::batch, tensor.dim() == 4 ? &ArrayView::group : kNone,
                  &ArrayView::state, &ArrayView::step);
 }
 
-/// Refuses whatever no kernel may see; returns parameters with sizes, flags and inputs filled in,
-/// but for theta and the states. `max_dstate` is the backend's limit, 0 for none.
+/// Refuses invalid and unsupported calls; returns parameters with sizes, flags and inputs filled
+/// in, except for theta and the states. `max_dstate` is the backend's limit, 0 for none.
 inline UnitaryScanParams make_unitary_params(const UnitaryArguments& args, int64_t max_dstate) {
   UnitaryScanParams params;
   CheckedCall call(tables::kAdaptiveUnitaryScan, {max_dstate}, args.tensors());
@@ -74,17 +74,17 @@ inline Tensor plus(const Tensor& a, const Tensor& b) {
 inline Tensor view_as_real(const Tensor& tensor) {
   return call("aten::view_as_real", "", tensor);
 }
-/// The matrix product. Calls that name their output autocast leaves alone; the result of others it
-/// would give half the width, of which the kernels know nothing.
+/// Returns the matrix product. It calls the overload with an output because autocast leaves that
+/// one alone: any other overload would return half precision, which the kernels do not expect.
 inline Tensor product(const Tensor& rows, const Tensor& matrix) {
   std::vector<int64_t> shape(rows.sizes().begin(), rows.sizes().end());
   shape.back() = matrix.size(1);
   const Tensor result = allocate(rows, sizes_of(shape), rows.scalar_type());
-  // May copy a factor.
+  // This may copy a factor.
   allocating(rows, [&] { return call("aten::matmul", "out", rows, matrix, result); });
   return result;
 }
-/// Sums of outer products: (..., n) and (..., k) give (n, k).
+/// Returns the sum of outer products: (..., n) and (..., k) give (n, k).
 inline Tensor outer_product(const Tensor& left, const Tensor& right) {
   const auto matrix = [](const Tensor& tensor) {
     const int64_t width = tensor.size(tensor.dim() - 1);
@@ -92,9 +92,10 @@ inline Tensor outer_product(const Tensor& left, const Tensor& right) {
   };
   return product(transpose(matrix(left), 0, 1), matrix(right));
 }
-/// How theta of a slab lies in memory: (batch, step, row), where a row stands for a channel and a
-/// state. Channels last: rows are (group, state, channel of the group), the last dimension padded
-/// to a multiple of kLanes. Else rows are (group, channel of the group, state).
+/// The memory layout of theta for a slab: (batch, step, row). A row stands for a channel and a
+/// state. With channels last, rows are (group, state, channel of the group), with the last
+/// dimension padded to a multiple of kLanes. Otherwise rows are (group, channel of the group,
+/// state).
 struct ThetaLayout {
   int64_t groups;
   int64_t group_channels;
@@ -113,7 +114,7 @@ struct ThetaLayout {
 
   int64_t rows() const { return groups * padded_channels * dstate; }
 
-  /// (dim, dstate, k) as (row, k), zero where rows are padding.
+  /// Turns (dim, dstate, k) into (row, k), with zeros in padding rows.
   Tensor to_rows(const Tensor& tensor, ScalarType dtype) const {
     const int64_t k = tensor.size(2);
     if (!channels_last) return cast(reshaped(tensor, {dim * dstate, k}), dtype);
@@ -123,7 +124,7 @@ struct ThetaLayout {
     return reshaped(rows_of_all, {rows(), k});
   }
 
-  /// The inverse.
+  /// The inverse of to_rows().
   Tensor from_rows(const Tensor& tensor) const {
     const int64_t k = tensor.size(1);
     if (!channels_last) return reshaped(tensor, {dim, dstate, k});
@@ -132,7 +133,7 @@ struct ThetaLayout {
     return reshaped(transpose(channels, 1, 2), {dim, dstate, k});
   }
 
-  /// Imaginary parts, of what has them, are a plane of their own.
+  /// Returns the slab as an array. Imaginary parts, if any, form a separate plane.
   SlabArray view(const Tensor& slab, int64_t batches, int64_t steps) const {
     SlabArray array;
     array.data = slab.mutable_data_ptr();
@@ -145,8 +146,8 @@ struct ThetaLayout {
     return array;
   }
 
-  /// Goes from per-channel terms, (2, batch, step, row), to sums over the channels of a group:
-  /// (batch, group, state, step, 2).
+  /// Sums per-channel terms, (2, batch, step, row), over the channels of each group: (batch, group,
+  /// state, step, 2).
   Tensor sum_over_channels(const Tensor& terms, int64_t batches, int64_t steps) const {
     Tensor sums;  // (2, batch, step, group, state)
     if (channels_last) {
@@ -160,7 +161,7 @@ struct ThetaLayout {
   }
 };
 
-/// A slab's part of the batch and of time.
+/// A slab: a range of batch entries and of steps.
 struct Slab {
   int64_t first_batch;
   int64_t batches;
@@ -168,8 +169,8 @@ struct Slab {
   int64_t steps;
 };
 
-/// Slabs in the order of the forward pass. Theta of each stays within the budget, or is that of
-/// kUnitaryStateChunk steps of one sequence where that is larger.
+/// Returns the slabs in the order of the forward pass. Theta of each fits the budget, or has the
+/// kUnitaryStateChunk steps of one sequence if those need more.
 inline std::vector<Slab> make_slabs(const UnitaryScanParams& params, int64_t rows,
                                     int64_t budget_bytes) {
   const int64_t bytes_per_step = rows * (params.is_double ? 8 : 4);
@@ -201,8 +202,8 @@ inline Tensor slab_of(const Tensor& tensor, const Slab& slab, int64_t step_dim) 
                  slab.steps);
 }
 
-/// u of a slab, (batch, step, channel), in the compute type; a view of u where that is its type,
-/// for a matrix product takes either order of dimensions as it is.
+/// Returns u of a slab as (batch, step, channel) in the compute type. It is a view if u has that
+/// type: a matrix product takes either order of dimensions as it is.
 inline Tensor slab_inputs(const Tensor& u, const Slab& slab, ScalarType dtype) {
   return cast(transpose(slab_of(u, slab, 2), 1, 2), dtype);
 }
@@ -263,8 +264,8 @@ inline void check_unitary_gradients(const UnitaryScanParams& params, const Tenso
   if (!states->is_contiguous()) fail("states must be contiguous");
 }
 
-/// The gradient of b or c while slabs are visited: sums over time per channel if constant, terms of
-/// one slab at a time if it has steps.
+/// Accumulates the gradient of b or c while slabs are visited. A constant b or c takes sums over
+/// time for each channel; one with steps takes the terms of one slab at a time.
 class WeightGradient {
  public:
   WeightGradient(const UnitaryScanParams& params, const Tensor& u, const Tensor& weight,
@@ -273,7 +274,7 @@ class WeightGradient {
         dtype_(float_dtype(params.is_double, false)),
         gradient_(allocate_like(weight)) {
     if (is_variable) {
-      if (u.numel() == 0) torch::stable::zero_(gradient_);  // there are no slabs to fill it
+      if (u.numel() == 0) torch::stable::zero_(gradient_);  // no slab will fill it
       return;
     }
     sums_ = new_zeros_of(u, {params.batch, params.dim, params.dstate, 2}, dtype_);
@@ -365,7 +366,7 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       params.dc_terms = dc.terms(layout, *slab);
       launch_with_workspace(backend, u, params);
 
-      const Tensor& dtheta = theta;  // in place
+      const Tensor& dtheta = theta;  // computed in place
       const Tensor direct = reshaped(
           part_of(reshaped(du_direct,
                            {slab->batches, slab->steps, layout.groups, layout.padded_channels}),

@@ -25,7 +25,7 @@ inline bool has_steps(const UpdateArguments& args) {
   return args.x.dim() == (has_heads(args) ? 4 : 3);
 }
 
-/// Groups without heads are made heads of.
+/// If there are groups but no heads, treats the groups as heads.
 inline ArrayView with_heads(ArrayView view, const UpdateArguments& args,
                             const UpdateParams& params) {
   if (!has_heads(args)) view.group = params.dim * view.channel;
@@ -35,7 +35,7 @@ inline ArrayView with_heads(ArrayView view, const UpdateArguments& args,
 inline IndexArray indices_of(const OptionalTensor& tensor) {
   if (!tensor) return {};
   IndexArray indices = index_view(*tensor);
-  if (tensor->dim() == 1) std::swap(indices.batch, indices.step);  // one for all of a row's steps
+  if (tensor->dim() == 1) std::swap(indices.batch, indices.step);  // one for all steps of a row
   return indices;
 }
 
@@ -47,7 +47,7 @@ inline ArrayView update_view(const Tensor& tensor, const UpdateArguments& args,
                     args, params);
 }
 
-/// Refuses whatever no kernel may see, but for indices out of range; returns parameters with
+/// Refuses invalid and unsupported calls, but does not check indices; returns parameters with
 /// everything filled in but `out`. `max_dstate` is the backend's limit, 0 for none.
 inline UpdateParams make_update_params(const UpdateArguments& args, int64_t max_dstate) {
   UpdateParams params;
@@ -97,7 +97,7 @@ inline UpdateParams make_update_params(const UpdateArguments& args, int64_t max_
   return params;
 }
 
-/// Refuses indices of slots that there are not; reads them, so that they must be the host's.
+/// Refuses indices of slots that do not exist. Reads them, so they must be in host memory.
 inline void check_slots(const UpdateParams& params) {
   const auto check = [&](const char* name, const IndexArray& indices, int64_t steps) {
     if (!indices.present()) return;
@@ -112,7 +112,7 @@ inline void check_slots(const UpdateParams& params) {
         params.destination_by_step ? params.steps : 1);
 }
 
-/// Returns out, or no tensor where the caller gave one.
+/// Returns out, or an undefined tensor if the caller passed one to write to.
 template <class Backend>
 Tensor selective_state_update(const UpdateArguments& args) {
   UpdateParams params = make_update_params(args, Backend::kMaxDstate);

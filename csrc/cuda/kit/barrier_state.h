@@ -1,14 +1,14 @@
-// What barriers (barriers.cuh) take of shared memory.
+// The shared memory of barriers (barriers.cuh).
 #pragma once
 
 #include <cstdint>
 
 namespace selective_scan::cuda {
 
-/// An mbarrier's place in shared memory.
+/// The storage of an mbarrier in shared memory.
 using BarrierState = uint64_t;
 
-/// What a ring of kSlots (bulk_copy.cuh) has in shared memory before its slots.
+/// The barriers of a ring of kSlots slots (bulk_copy.cuh), which lie before the slots.
 template <int kSlots>
 struct alignas(16) RingBarriers {
   BarrierState full[kSlots];

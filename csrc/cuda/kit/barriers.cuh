@@ -8,17 +8,17 @@
 
 namespace selective_scan::cuda {
 
-// -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper do without its bulk copies and suspended waits, as
-// earlier architectures do.
+// With -DSELECTIVE_SCAN_NO_BULK_COPY, Hopper uses no bulk copies and no suspended waits, as earlier
+// architectures.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SELECTIVE_SCAN_NO_BULK_COPY)
 constexpr bool kHasBulkCopy = true;
 #else
 constexpr bool kHasBulkCopy = false;
 #endif
 
-/// What is compiled for architectures before Ampere, which have neither mbarriers nor asynchronous
-/// copies, has nothing of the kernels that need them: these return at once, and no plan chooses
-/// them. See Device::has_async_copies().
+/// Architectures before Ampere have neither mbarriers nor asynchronous copies. Kernels that need
+/// them are empty there: they return at once, and no plan chooses them. See
+/// Device::has_async_copies().
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool kHasAsyncCopies = false;
 #else
@@ -29,8 +29,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Waits until so many warps of the block have come to the same of its barriers, or said that they
-/// need not wait. 0 is that of __syncthreads(), which all threads must come to in one place.
+/// meet() waits until this many warps of the block have called meet() or arrive() with the same
+/// barrier; arrive() does not wait. Barrier 0 is the one of __syncthreads(), which all threads must
+/// reach at the same place.
 __device__ __forceinline__ void meet(int barrier, int warps) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * kWarpSize) : "memory");
 }
@@ -39,8 +40,8 @@ __device__ __forceinline__ void arrive(int barrier, int warps) {
 }
 
 /// An mbarrier, known by its address in shared memory. All lanes of a warp arrive at it, each for
-/// what it has written itself: that takes less time than to gather at one lane first. Phases count
-/// from 0; a wait names the parity of its phase.
+/// its own writes: that is faster than first gathering them at one lane. Phases count from 0; a
+/// wait names the parity of its phase.
 struct SharedBarrier {
   uint32_t address;
 
@@ -52,8 +53,8 @@ struct SharedBarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals)
                  : "memory");
   }
-  /// To be called by who has called initialize(), before the block's threads meet: bulk copies then
-  /// know the barriers.
+  /// Makes the barriers visible to bulk copies. The thread that called initialize() calls this
+  /// before the block synchronizes.
   static __device__ __forceinline__ void publish() {
     if constexpr (kHasBulkCopy) {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -64,12 +65,12 @@ struct SharedBarrier {
   __device__ __forceinline__ void signal() const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
   }
-  /// Arrives, and has the phase wait for so many bytes of bulk copies too.
+  /// Arrives, and makes the phase wait for `bytes` bytes of bulk copies too.
   __device__ __forceinline__ void expect(int bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes)
                  : "memory");
   }
-  /// Starts a bulk copy of `bytes`, a multiple of 16, to shared memory, which the phase waits for.
+  /// Starts a bulk copy of `bytes`, a multiple of 16, to shared memory. The phase waits for it.
   __device__ __forceinline__ void copy(uint32_t target, const void* source, int bytes) const {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -77,7 +78,7 @@ struct SharedBarrier {
         "l"(source), "r"(bytes), "r"(address)
         : "memory");
   }
-  /// Hopper may suspend the warp; others poll.
+  /// Waits for a phase. Hopper may suspend the warp; other architectures poll.
   __device__ __forceinline__ void wait(int parity) const {
     uint32_t done;
     do {

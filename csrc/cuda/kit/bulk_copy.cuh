@@ -1,9 +1,9 @@
 // A ring of slots in shared memory through which a block's warps read a long array chunk by chunk.
 //
-// From Hopper on a chunk arrives as one bulk copy, and warps wait for nothing but the chunk they
-// read (its "full" barrier) while one thread, before it starts a copy, waits for the slot's readers
-// (its "empty" barrier). Elsewhere all threads copy with cp.async and meet at one barrier a chunk;
-// -DSELECTIVE_SCAN_NO_BULK_COPY makes Hopper do the same.
+// From Hopper on, each chunk arrives as one bulk copy. Warps wait only for the chunk that they read
+// (its "full" barrier). One thread starts the copies; before each one it waits for the slot's
+// readers (the "empty" barrier). On earlier architectures, and with -DSELECTIVE_SCAN_NO_BULK_COPY,
+// all threads copy with cp.async and meet at one barrier per chunk.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -22,9 +22,8 @@ class ChunkRing {
   static_assert(kSlots >= 3, "a chunk is refilled two visits after it was read");
 
  public:
-  /// The slots, 16-byte aligned, lie one after another from `slots` on. Chunk k is the
-  /// `chunk_bytes` (a multiple of 16) at source + k·stride. To be called by all threads of the
-  /// block.
+  /// The slots begin at `slots`, aligned to 16 bytes, and lie one after another. Chunk k is the
+  /// `chunk_bytes` (a multiple of 16) at source + k·stride. All threads of the block call this.
   __device__ ChunkRing(RingBarriers<kSlots>& barriers, char* slots, const void* source,
                        int64_t stride, int chunk_bytes, int chunks)
       : barriers_(shared_address(&barriers)),
@@ -62,7 +61,7 @@ class ChunkRing {
   /// Waits for the next chunk to visit and returns its slot.
   __device__ __forceinline__ const char* acquire() {
     if constexpr (kHasBulkCopy) {
-      // Chunk index - 2 has been left by most warps now; its slot takes the one kSlots further on.
+      // Most warps have left chunk index - 2 by now. Its slot receives the chunk kSlots after it.
       if (is_producer_ && static_cast<unsigned>(index_ - 2) < static_cast<unsigned>(refills_)) {
         const int behind = slot_ >= 2 ? slot_ - 2 : slot_ - 2 + kSlots;
         empty(behind).wait(slot_ >= 2 ? parity_ : parity_ ^ 1);
@@ -71,7 +70,7 @@ class ChunkRing {
       __syncwarp();
       full(slot_).wait(parity_);
     } else {
-      // One group of copies a chunk; those of the last kSlots - 3 may be on their way still.
+      // There is one group of copies per chunk; the last kSlots - 3 may still be in flight.
       __pipeline_wait_prior(kSlots - 3);
       __syncthreads();
       const int ahead = slot_ >= 2 ? slot_ - 2 : slot_ - 2 + kSlots;
@@ -80,10 +79,10 @@ class ChunkRing {
     return slots_ + slot_ * chunk_bytes_;
   }
 
-  /// The warp has read what it needs of the chunk.
+  /// Releases the chunk: the warp has read what it needs.
   __device__ __forceinline__ void release() {
     if constexpr (kHasBulkCopy) {
-      // Every lane for itself: that its reads come before the next copy shows in the barrier alone.
+      // Every lane signals for itself: only the barrier orders its reads before the next copy.
       empty(slot_).signal();
       __syncwarp();
     }
@@ -123,7 +122,7 @@ class ChunkRing {
   int64_t stride_;
   int chunk_bytes_;
   int chunks_;
-  int refills_;  // copies behind the first kSlots
+  int refills_;  // copies after the first kSlots
   bool is_producer_;
   int index_ = 0;
   int slot_ = 0;

@@ -1,8 +1,8 @@
-// Arrays converted to other types, all in one launch.
+// Converts arrays to other types, all in one launch.
 //
-// Mapping. A block owns kTile neighbouring elements of one array, a thread every kThreads-th vector
-// of kVector of them; where array and result are not aligned to vectors, or the tile is the array's
-// last, every kThreads-th element.
+// Mapping. A block owns kTile consecutive elements of one array, and a thread every kThreads-th
+// vector of kVector of them. If array and result are not aligned to vectors, or the tile is the
+// array's last, a thread owns every kThreads-th element.
 //
 // Bound by: memory, or the launch.
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;
-constexpr int kVectors = 2;  // a thread
+constexpr int kVectors = 2;  // per thread
 constexpr int kTile = kThreads * kVector * kVectors;
 
 template <class Real>

@@ -1,4 +1,4 @@
-// Single elements and small packs of them: conversion, loads and stores.
+// Conversion, loads and stores of single elements and small packs of them.
 #pragma once
 
 #include <type_traits>
@@ -8,13 +8,13 @@
 
 namespace selective_scan::cuda {
 
-/// kCount values that move as one access where the hardware can.
+/// kCount values that are moved in one access if the hardware can.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T v[kCount];
 };
 
-/// The built-in vector types are what the compiler is sure to move with one instruction.
+/// Built-in vector types, because the compiler always moves these with one instruction.
 template <int kBytes>
 using Vector = std::conditional_t<
     kBytes % 16 == 0, uint4,
@@ -51,7 +51,7 @@ __device__ __forceinline__ float to_real(BFloat16 value) {
   return to_float(value);
 }
 
-/// One of the two elements of 2 bytes that a word has. Both together are taken as fast as each.
+/// Returns one of the two 2-byte elements of a word. Converting both takes no longer than one.
 __device__ __forceinline__ float half_of(uint32_t word, bool is_low, BFloat16) {
   return bit_cast<float>(is_low ? word << 16 : word & 0xffff0000u);
 }
@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high, Half) {
   return bit_cast<uint32_t>(__floats2half2_rn(low, high));
 }
 
-/// Between elements in memory's order, in words, and their values.
+/// Convert between elements in words, in memory order, and their values.
 template <class Element, int kWords, int kCount>
 __device__ __forceinline__ void words_to_reals(const uint32_t (&words)[kWords],
                                                float (&values)[kCount]) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void reals_to_words(const float (&values)[kCount],
   }
 }
 
-/// Converts what a `raw` of as many bytes holds.
+/// Converts the kCount elements that `raw` holds.
 template <class Element, class Raw, int kCount>
 __device__ __forceinline__ void to_reals(const Raw& raw, float (&values)[kCount]) {
   if constexpr (std::is_same_v<Element, BFloat16> && kCount % 2 == 0) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void to_reals(const Raw& raw, float (&values)[kCount]
   }
 }
 
-/// Calls work(Element{}) for elements of kSize bytes, those of 2 by a branch.
+/// Calls work(Element{}) for elements of kSize bytes; a branch selects between the 2-byte types.
 template <int kSize, class Work>
 __device__ __forceinline__ void with_element_of(bool is_bfloat16, const Work& work) {
   if constexpr (kSize == 4) {
@@ -128,7 +128,7 @@ __device__ Element from_real(Real value) {
   }
 }
 
-/// Calls function(Element{}) for the type of an array's elements. With fp32 arithmetic no array is
+/// Calls function(Element{}) with the type of an array's elements. With fp32 arithmetic no array is
 /// fp64.
 template <class R, class Function>
 __device__ __forceinline__ void with_element(DType dtype, const Function& function) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void with_element(DType dtype, const Function& functi
   }
 }
 
-/// Stores consecutive elements of an array of `dtype`, aligned as a Pack of them.
+/// Stores consecutive elements to an array of `dtype`, aligned as a Pack of them.
 template <class R, int kCount>
 __device__ __forceinline__ void store_elements(void* address, DType dtype,
                                                const Pack<R, kCount>& values) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void store_elements(void* address, DType dtype,
   });
 }
 
-/// Element `index` of an array, of the compute type; an array that is absent is zero.
+/// Loads element `index` of an array in the compute type, or zero if the array is absent.
 template <class T>
 __device__ T load_component(const ArrayView& view, int64_t index) {
   using R = real_t<T>;
@@ -179,9 +179,9 @@ __device__ void store_component(const ArrayView& view, int64_t index, T value) {
   }
 }
 
-/// The states of one lane from a (channel, state) or (batch, channel, state) array.
+/// Loads a lane's states from a (channel, state) or (batch, channel, state) array.
 ///
-/// These happen once per work item, so they are kept out of line.
+/// These functions run once per work item, so they are kept out of line.
 template <class T, int kStates>
 __device__ __noinline__ Pack<T, kStates> load_states(ArrayView view, int64_t base, int first_state,
                                                      int64_t dstate) {
@@ -204,7 +204,7 @@ __device__ __noinline__ void store_states(ArrayView view, int64_t base, int firs
   }
 }
 
-/// The states of one lane in a contiguous [dstate] array of the compute type.
+/// Stores a lane's states to a contiguous [dstate] array of the compute type.
 template <class T, int kStates>
 __device__ __forceinline__ void store_states(T* array, int first_state, int64_t dstate,
                                              const Pack<T, kStates>& states) {
@@ -218,9 +218,9 @@ __device__ __forceinline__ void store_states(T* array, int first_state, int64_t 
   }
 }
 
-/// An element of a real type that is known at run time, no wider than R: it is asked for first, and
-/// converted when all have come. A conversion behind the choice of the type would wait for it
-/// before the next is asked for.
+/// An element whose real type, no wider than R, is only known at run time. It is loaded first and
+/// converted once all loads have arrived: a conversion after each choice of type would wait for the
+/// element before the next one is loaded.
 template <class R>
 struct RawOf {
   std::conditional_t<sizeof(R) == 8, uint64_t, uint32_t> bits = 0;  // zero in every dtype
@@ -235,7 +235,7 @@ struct RawOf {
       bits = static_cast<const uint16_t*>(data)[index];
     }
   }
-  /// Of an array that is absent, or where none exists, zero.
+  /// Zero if the array is absent or `exists` is false.
   __device__ __forceinline__ RawOf(const ArrayView& view, int64_t index, bool exists) {
     if (exists && view.present()) *this = RawOf(view.data, view.dtype, index);
   }

@@ -1,4 +1,4 @@
-// Hands what each warp of a block has found out about its part of time to all warps.
+// Shares each warp's result for its part of time with all warps of the block.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace selective_scan::cuda {
 
-/// Two sets, used in turn, so that one barrier for each exchange is enough.
+/// The exchange alternates between two buffers, so that one barrier per exchange is enough.
 template <class Map, int kWarps>
 struct Exchange {
   using Maps = Map[kWarps][kWarpSize];
@@ -16,8 +16,8 @@ struct Exchange {
   Storage& storage;
   int next = 0;
 
-  /// Every thread of the block leaves its map; then each may read those of all warps until the next
-  /// call but one.
+  /// Publishes the thread's map and returns the maps of all warps, which may be read until the next
+  /// call but one. All threads of the block call this.
   __device__ const Maps& share(const Map& own) {
     Maps& maps = storage[next];
     next ^= 1;

@@ -1,4 +1,4 @@
-// Tells a block and a lane where they stand in a launch of that geometry.
+// Computes the work of a block and of a lane from the launch's geometry.
 #pragma once
 
 #include "../../core/params.h"
@@ -6,7 +6,7 @@
 
 namespace selective_scan::cuda {
 
-/// The part of the problem that a block takes at a time.
+/// The part of the problem that a block works on at a time.
 struct WorkItem {
   int64_t batch;
   int64_t group;
@@ -16,11 +16,11 @@ struct WorkItem {
   int channels;
   int64_t segment;
   int64_t begin;  // first step
-  int64_t end;    // behind the last step
+  int64_t end;    // end of the steps, exclusive
 };
 
-/// `Count` counts a round's items; division takes long with 64 bits. Where every item has a block
-/// of its own, there are no more than 31 bits count.
+/// Returns work item `index`. `Count` can hold the number of a round's items: 32 bits if possible,
+/// because 64-bit division is slow. If every item has its own block, there are fewer than 2^31.
 template <class Count = uint32_t>
 __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Geometry& geometry,
                                               int64_t index) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
   item.batch = take(params.batch);
   item.segment = rest;
   const int64_t offset = item.tile * geometry.tile_channels();
-  const int64_t left = geometry.group_channels - offset;  // none for the last round's last blocks
+  const int64_t left = geometry.group_channels - offset;  // 0 or less past the last tile
   item.first_channel = item.group * geometry.group_channels + offset;
   item.channels =
       static_cast<int>(left < geometry.tile_channels() ? left : geometry.tile_channels());
@@ -58,11 +58,12 @@ __device__ __forceinline__ WorkItem any_work_item(const ScanParams& params,
                                         : work_item<uint64_t>(params, geometry, index);
 }
 
-/// Which of its warp's channels a lane works on, and which part of that channel's states it holds.
+/// The channel of its warp that a lane works on, and the part of that channel's states that it
+/// holds.
 ///
-/// Lanes of one part read the same B and C. A broadcast of 16-byte words is fastest where
-/// neighbours (lane bit 0 or 1 flipped) share an address, so each of these two bits belongs to
-/// another coordinate where that is possible.
+/// Lanes with the same part read the same B and C. A broadcast of 16-byte words is fastest if
+/// neighboring lanes (lane bit 0 or 1 flipped) share an address. So one of these two bits belongs
+/// to the channel and one to the part, if possible.
 struct LaneRole {
   int channel;
   int part;
@@ -75,7 +76,7 @@ __device__ __forceinline__ LaneRole lane_role(int lane, int lane_bits) {
           ((lane & 1) | ((lane >> 2) << 1)) & last_part};
 }
 
-/// The lanes that differ in bit `bit` of their part alone differ by this mask.
+/// Returns the mask by which lanes differ whose parts differ only in bit `bit`.
 __device__ __forceinline__ int part_bit_mask(int bit, int lane_bits) {
   return 1 << (bit > 0 && (1 << lane_bits) < kWarpSize ? bit + 1 : bit);
 }

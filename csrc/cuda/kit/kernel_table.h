@@ -6,8 +6,8 @@
 
 namespace selective_scan::cuda {
 
-/// The entries that make.operator()<kMethod>() returns: of all methods, or of kCommonMethod alone,
-/// where plans refuse any other.
+/// Returns a table of the entries that make.operator()<kMethod>() returns: for all methods, or only
+/// for kCommonMethod if plans refuse all others.
 template <class Entry, bool kHasMethods, class Make>
 constexpr MethodTable<Entry> make_kernel_table(const Make& make) {
   return make_method_table<Entry>([&]<Method kMethod>() -> Entry {

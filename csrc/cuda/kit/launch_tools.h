@@ -1,4 +1,4 @@
-// What every launcher needs on the host: the current device's figures, and launches.
+// Host tools of all launchers: the current device's figures, and kernel launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,22 +12,23 @@
 
 namespace selective_scan::cuda {
 
-/// The current device, asked for its figures once per thread and change of device.
-/// SELECTIVE_SCAN_CUDA_DEVICE says that it has less, for tests: see lessened().
+/// Returns the current device. Its figures are queried once per thread and change of device.
+/// SELECTIVE_SCAN_CUDA_DEVICE lowers them for tests: see lessened().
 cudaError_t current_device(Device& device);
 
-/// Throws std::runtime_error if no block of the device can have so much shared memory.
+/// Throws std::runtime_error if no block of the device can have this much shared memory.
 void check_shared_memory(const Device& device, int bytes);
 
-/// Launches a kernel. One that is dependent may begin before the kernel in front of it in the
-/// stream is complete (programmatic dependent launch): code before Hopper's does not wait for it.
+/// Launches a kernel. A dependent kernel may begin before the previous kernel in the stream is
+/// complete (programmatic dependent launch). Code compiled for architectures before Hopper never
+/// does, since it does not wait.
 template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shape,
                           cudaStream_t stream,
                           const std::type_identity_t<Parameters>&... arguments) {
   Device device;
   cudaError_t error = current_device(device);
-  // A block has 48 KiB without asking, among them the shared memory that a kernel declares itself.
+  // Every block has 48 KiB without a request, which includes the static shared memory of a kernel.
   constexpr int kGranted = 32 * 1024;
   if (error == cudaSuccess && shape.shared_bytes > kGranted) {
     check_shared_memory(device, shape.shared_bytes);
@@ -35,7 +36,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
   }
   if (error != cudaSuccess) return error;
-  // CUDA would be given what is left of greater numbers.
+  // CUDA would truncate larger numbers.
   if (shape.blocks > kMaxBlocks || std::max(shape.rows, shape.layers) > kMaxRows) {
     return cudaErrorInvalidConfiguration;
   }
@@ -60,7 +61,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-/// Calls visit with a null pointer of the type of states.
+/// Calls visit with a null pointer to the type of the states.
 template <class Problem, class Visit>
 cudaError_t with_state_type(const Problem& problem, const Visit& visit) {
   if (problem.is_double) {

@@ -1,4 +1,4 @@
-// Elementary functions on the device: special-function instructions for fp32, where their error is
+// Elementary functions on the device: special-function instructions for fp32 if their error is
 // understood, and CUDA's library for fp64.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace selective_scan {
 
-/// 1/x to 1 ulp, 0 where that is below 2^-126: a division rounded to the last bit takes ten times
+/// Returns 1/x to 1 ulp, or 0 if it is below 2^-126. A correctly rounded division takes ten times
 /// as many instructions, which shows in bilinear.
 template <>
 SELECTIVE_SCAN_HD float reciprocal<float>(float x) {
@@ -24,7 +24,7 @@ SELECTIVE_SCAN_HD float reciprocal<float>(float x) {
 
 namespace selective_scan::cuda {
 
-// fp64 functions are long; inlined at every use they would make up most of the library.
+// fp64 functions are long; inlined at every use, they would be most of the library.
 namespace outlined {
 static __device__ __noinline__ double exp(double x) {
   return ::exp(x);
@@ -62,8 +62,8 @@ struct DeviceMath {
   static __device__ __forceinline__ float log1p(float x) { return ::log1pf(x); }
   static __device__ __forceinline__ double log1p(double x) { return outlined::log1p(x); }
 
-  /// In units of π no argument needs the slow reduction of sincosf. Rounding x/π moves the angle by
-  /// no more than the rounding of x itself did.
+  /// In units of π, no argument needs the slow reduction of sincosf. Rounding x/π moves the angle
+  /// by no more than the rounding of x itself.
   static __device__ __forceinline__ void sincos(float x, float& sine, float& cosine) {
     ::sincospif(x * kInversePi, &sine, &cosine);
   }
@@ -73,8 +73,9 @@ struct DeviceMath {
     cosine = both.y;
   }
 
-  /// A·log2(e) spares a multiplication for every step where A is real. A complex A keeps its value:
-  /// next to the work of a sine, two multiplications buy an exponent without a systematic error.
+  /// For real A, A·log2(e) saves a multiplication at every step. A complex A keeps its value: next
+  /// to the work of a sine, two multiplications are a small price for an exponent without a
+  /// systematic error.
   static __device__ __forceinline__ float exponent(float A) {
     return A * static_cast<float>(kLog2e);
   }
@@ -83,10 +84,11 @@ struct DeviceMath {
     return A;
   }
 
-  /// ex2.approx errs by 1.4e-7 at most; but on average by −5e-9 to −1e-8 for −0.004 < y < 0, by
-  /// −2e-8 for −0.5 < y < −0.005 and by −5e-8 for y < −1 (measured on an H100), which adds up over
-  /// a memory's 1/|y| steps. Shifting y, free as part of an FMA, balances it where that is worst.
-  /// For complex numbers a shift that depends on y costs little beside the rest.
+  /// The error of ex2.approx is at most 1.4e-7, but its average is −5e-9 to −1e-8 for −0.004 < y <
+  /// 0, −2e-8 for −0.5 < y < −0.005 and −5e-8 for y < −1 (measured on an H100), which accumulates
+  /// over a memory of 1/|y| steps. Shifting y, which is free as part of an FMA, balances it where
+  /// that is worst. For complex numbers, a shift that depends on y costs little compared with the
+  /// rest.
   static __device__ __forceinline__ float exp_of(float y) { return exp2_approx(y + kBalance); }
   static __device__ __forceinline__ double exp_of(double y) { return exp(y); }
   static __device__ __forceinline__ float balanced_exp2(float y) {
@@ -106,16 +108,17 @@ struct DeviceMath {
   static constexpr float kInversePi = 0.31830988618379067f;
 };
 
-// What every (channel, step) needs, without the general functions' branches for special cases.
+// Functions that every (channel, step) needs, without the branches for special cases of general
+// functions.
 
-/// Keeps the compiler from executing the instructions of a rare case always, under a predicate. To
-/// be called by all lanes of a warp together.
+/// Makes the compiler branch around a rare case instead of always executing it under a predicate.
+/// All lanes of a warp call this together.
 __device__ __forceinline__ void really_branch() {
   __syncwarp();
 }
 
-/// exp(x) of a finite x, with what rounding x·log2(e) loses put back. That matters for |x| above 1,
-/// and is hidden by the rounding of results of 2 bytes, of which kSize tells.
+/// Returns exp(x) of a finite x, corrected for the rounding of x·log2(e). The correction matters
+/// for |x| above 1, and is left out for 2-byte results (kSize), whose rounding hides it.
 template <int kSize>
 __device__ __forceinline__ float exp_for(float x) {
   const float y = x * static_cast<float>(kLog2e);
@@ -124,7 +127,7 @@ __device__ __forceinline__ float exp_for(float x) {
   return fmaf(power, fmaf(y, -0.693147182f, x), power);
 }
 
-/// exp(−|x|), also of ±inf and NaN. exp(−104) is 0 in fp32.
+/// Returns exp(−|x|), also for ±inf and NaN. exp(−104) is 0 in fp32.
 template <int kSize>
 __device__ __forceinline__ float decay_of(float x) {
   float exponent = -fabsf(x);
@@ -132,23 +135,23 @@ __device__ __forceinline__ float decay_of(float x) {
 #if __CUDA_ARCH__ >= 800
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(exponent) : "f"(exponent), "f"(-104.0f));
 #else
-    exponent = exponent < -104.0f ? -104.0f : exponent;  // which keeps NaN, too
+    exponent = exponent < -104.0f ? -104.0f : exponent;  // keeps NaN, too
 #endif
   }
   return exp_for<kSize>(exponent);
 }
 
-// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), v = exp(−|x|). Above the threshold v is
-// lost in the sum, so that no comparison is needed.
+// softplus(x) = log(1 + exp(x)) = max(x, 0) + log1p(v), with v = exp(−|x|). Above the threshold v
+// vanishes in the sum, so no comparison is needed.
 
-/// The derivative of softplus, sigmoid(x): 1/(1 + v) or, for a negative x, v/(1 + v). Above the
-/// threshold that rounds to 1.
+/// Returns the derivative of softplus, sigmoid(x): 1/(1 + v) or, for a negative x, v/(1 + v). Above
+/// the threshold it rounds to 1.
 __device__ __forceinline__ float softplus_slope(float x, float v) {
   return (x < 0.0f ? v : 1.0f) * reciprocal(1.0f + v);
 }
 
-/// softplus where instructions are what is scarce: log1p(v) = 2 atanh(s), s = v/(2 + v). For s up
-/// to 1/3 the polynomial is within 5e-9 of atanh(s)/s.
+/// softplus for kernels that are bound by instructions: log1p(v) = 2 atanh(s) with s = v/(2 + v).
+/// For s up to 1/3 the polynomial is within 5e-9 of atanh(s)/s.
 __device__ __forceinline__ float softplus_by_atanh(float x, float v) {
   const float s = v * reciprocal(2.0f + v);
   const float s2 = s * s;
@@ -166,12 +169,12 @@ __device__ __forceinline__ double device_softplus(double x) {
   return softplus<DeviceMath>(x);
 }
 
-/// Δ from delta + delta_bias.
+/// Returns Δ from delta + delta_bias.
 template <class R>
 __device__ __forceinline__ R step_size(R biased, bool has_softplus) {
   return finite_step(has_softplus ? device_softplus(biased) : biased);
 }
-/// Makes several in place, with one branch for all of them, for results of kSize bytes.
+/// Computes several steps in place, with one branch for all of them, for results of kSize bytes.
 template <int kSize, int kCount>
 __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus) {
   if (has_softplus) {
@@ -181,7 +184,7 @@ __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_sof
 #pragma unroll
   for (float& value : values) value = finite_step(value);
 }
-/// Makes several, with the derivatives.
+/// Computes several steps and their derivatives.
 template <int kSize, int kCount>
 __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_softplus,
                                            float (&slopes)[kCount]) {
@@ -199,8 +202,8 @@ __device__ __forceinline__ void make_steps(float (&values)[kCount], bool has_sof
   for (float& value : values) value = finite_step(value);
 }
 
-/// softplus where the special-function unit is what is scarce. The polynomial is log1p(v)/v on [0,
-/// 1] to 5e-9 (Remez), which spares a reciprocal.
+/// softplus for kernels that are bound by the special-function unit. The polynomial is log1p(v)/v
+/// on [0, 1] to 5e-9 (Remez), which saves a reciprocal.
 __device__ __forceinline__ float softplus_by_series(float x, float v) {
   float series = -0.003244025632739067f;
   series = fmaf(series, v, 0.019851477816700935f);
@@ -215,7 +218,7 @@ __device__ __forceinline__ float softplus_by_series(float x, float v) {
   return fmaf(series, v, fmaxf(x, 0.0f));
 }
 
-/// Makes steps Δ of delta + delta_bias in their place.
+/// Computes the steps Δ in place from delta + delta_bias.
 template <int kSize, class Values>
 __device__ __forceinline__ void make_steps_by_series(Values& values, bool has_softplus) {
   if (has_softplus) {
@@ -224,7 +227,7 @@ __device__ __forceinline__ void make_steps_by_series(Values& values, bool has_so
   for (float& value : values.v) value = finite_step(value);
 }
 
-/// Makes several, with the derivatives. All lanes of a warp call it together.
+/// Computes several steps and their derivatives. All lanes of a warp call this together.
 template <int kSize, class Values>
 __device__ __forceinline__ void make_steps_by_series(Values& values, bool has_softplus,
                                                      Values& slopes) {
@@ -249,8 +252,8 @@ __device__ __forceinline__ float sigmoid_for(float z) {
   return reciprocal(1.0f + exp_for<kSize>(-z));
 }
 
-/// It has the digits of the compute type. In fp32 the product's rounding moves the result by 1e-7
-/// of it where |x| is 4, less where that matters.
+/// sigmoid(x) to the precision of the compute type. In fp32, the product's rounding changes the
+/// result by a relative 1e-7 at |x| = 4, and by less where that matters.
 __device__ __forceinline__ float device_sigmoid(float x) {
   return sigmoid_for<2>(x);
 }
@@ -268,12 +271,12 @@ __device__ __forceinline__ float gated(float x, float z) {
   return (x * z) * sigmoid_for<kSize>(z);
 }
 
-/// The derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
+/// Returns the derivative of softplus at x from Δ = softplus(x): 1 − exp(−Δ).
 __device__ __forceinline__ double softplus_slope_from(double delta) {
   return delta > kSoftplusThreshold ? 1.0 : -outlined::expm1(-delta);
 }
 __device__ __forceinline__ float softplus_slope_from(float delta) {
-  // Taylor's series where the subtraction would cancel.
+  // Taylor's series, for arguments at which the subtraction would cancel.
   float series = 1.0f / 5040;
   series = 1.0f / 720 - delta * series;
   series = 1.0f / 120 - delta * series;

@@ -12,22 +12,22 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kSlab = 32;               // values of a step that a block converts
-constexpr int kItems = kSlab / kWarps;  // elements of a lane
+constexpr int kSlab = 32;               // values of a step that a block converts at a time
+constexpr int kItems = kSlab / kWarps;  // elements per lane
 
-/// That a multiprocessor holds at a time.
+/// The blocks that a multiprocessor holds at a time.
 constexpr int kResidentBlocks = 1280 / kThreads;
 
 static_assert(kChunk == kWarpSize && kSlab == kWarpSize, "one of either a lane");
 
-/// Some elements of B or C: item i is state i, real and imaginary parts counted separately, or step
-/// i from where the lane begins.
+/// Some elements of B or C. Item i is state i, with real and imaginary parts counted separately, or
+/// step i, counted from the lane's first.
 struct LaneItems {
   ArrayView view;
   int64_t origin;
-  int64_t pair;  // from items 0 and 1 to 2 and 3, and so on
-  int64_t odd;   // from item 0 to 1
-  int count;     // that exist
+  int64_t pair;  // from items 0 and 1 to items 2 and 3, and so on
+  int64_t odd;   // from item 0 to item 1
+  int count;     // of items that exist
 
   __device__ __forceinline__ LaneItems(const ArrayView& view, bool is_complex, bool along_steps)
       : view(view),
@@ -42,7 +42,7 @@ struct LaneItems {
   __device__ __forceinline__ int64_t index(int i) const {
     return origin + (i >> 1) * pair + (i & 1) * odd;
   }
-  /// All loads are on their way before the first is looked at.
+  /// Issues all loads before the first value is used.
   template <class Element>
   __device__ __forceinline__ void load(float (&values)[kItems]) const {
     Element elements[kItems];
@@ -56,9 +56,9 @@ struct LaneItems {
 };
 
 /// A block converts kSlab values of every step of one chunk of one (batch, group) at a time,
-/// through shared memory so that both reads and writes are of neighbours. Commonly that is a few
-/// megabytes, and bound by latency; beyond it, blocks that are resident together go through all
-/// chunks, and issue slots count.
+/// through shared memory, so that both reads and writes are contiguous. This is usually a few
+/// megabytes and bound by latency. For larger arrays, resident blocks loop over all chunks, and
+/// issue slots are the bound.
 template <bool kPacked>
 __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kResidentBlocks))
     convert_projections_kernel(const __grid_constant__ ScanParams params, int slice_values,
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kResidentBl
   const int warp = threadIdx.x / kWarpSize;
   const int components = params.is_complex ? 2 : 1;
 
-  // Lanes lie along steps and items along values, or the other way round where values are
-  // neighbours in memory. A lane's values are all of B or all of C.
+  // Lanes lie along steps and items along values, or the reverse if values are contiguous in
+  // memory. All values of a lane belong to B, or all to C.
   const bool lanes_along_values = params.B.state == components && params.C.state == components;
   const int first_value = lanes_along_values ? lane : warp * kItems;
   const int first_step = lanes_along_values ? warp * kItems : lane;

@@ -1,5 +1,5 @@
-// Variable B and C in the form that warps read best: fp32, every step's states side by side, in the
-// order of the scan.
+// Variable B and C in the form that warps read best: fp32, the states of each step contiguous,
+// steps in the order of the scan.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 namespace selective_scan::cuda {
 
 /// An array (batch·group, step, B states | C states) of float or Complex<float>. States are padded
-/// to `padded_states` and steps to whole chunks of kChunk, with zeros. Where states are cut into
+/// with zeros to `padded_states`, and steps to whole chunks of kChunk. If states are cut into
 /// slices, it is (batch·group, chunk, slice, step of the chunk, B states of the slice | C states).
-/// Packed sequences come in chunks, which PackedChunks behind it tell of.
+/// Packed sequences are stored in chunks; PackedChunks after the array describe them.
 struct PackedBC {
-  int64_t chunks;   // of a sequence
-  int chunk_bytes;  // these are contiguous, one chunk after another
+  int64_t chunks;   // per sequence
+  int chunk_bytes;  // the chunks are contiguous, one after another
 
   PackedBC(const ScanParams& params, int padded_states)
       : chunks(ceil_div(params.seqlen, kChunk)),

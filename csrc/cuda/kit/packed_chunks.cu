@@ -9,7 +9,7 @@ constexpr int kThreads = 1024;
 
 static_assert(kMostPackedSegments <= kThreads);
 
-/// Cuts the chunks, a thread a segment, once kThreads threads have written them.
+/// Cuts the chunks into segments, one per thread, after kThreads threads have written the chunks.
 __device__ void write_segments(const PackedSequences& packed, const PackedCuts& cuts,
                                const PackedChunk* chunks, int count, PackedSegment* segments) {
   __shared__ int lengths[kThreads];
@@ -23,7 +23,7 @@ __device__ void write_segments(const PackedSequences& packed, const PackedCuts& 
   summaries[own.number] = summary;
   __syncthreads();
   if (own.number >= cuts.segments) return;
-  int place = 0, summary_place = 0;  // so many come before it
+  int place = 0, summary_place = 0;  // the number of segments before this one
 #pragma unroll 8
   for (int other = 0; other < cuts.segments; ++other) {
     const bool is_before = other < own.number;
@@ -37,13 +37,13 @@ __device__ void write_segments(const PackedSequences& packed, const PackedCuts& 
   segments[summary_place].summarized = place;
 }
 
-/// One block: it counts the chunks of kThreads sequences at a time, and then writes them, a thread
-/// one at a time whatever the sequences' lengths. Bound by latency.
+/// Runs as one block. It counts the chunks of kThreads sequences at a time and then writes them,
+/// one chunk per thread at a time, however long the sequences are. Bound by latency.
 __global__ void __launch_bounds__(kThreads)
     write_packed_chunks_kernel(const __grid_constant__ PackedSequences packed,
                                const __grid_constant__ PackedCuts cuts, int64_t most,
                                PackedChunk* memory) {
-  __shared__ int64_t behind[kThreads];  // chunks of the sequences up to this one
+  __shared__ int64_t behind[kThreads];  // chunks of all sequences up to and including this one
   __shared__ int begins[kThreads];
   __shared__ int ends[kThreads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     behind[thread] = sum;
     __syncthreads();
-    // Sequences overlap where boundaries do not rise: there may be more than there is room for.
+    // Sequences overlap if boundaries do not rise: there may be more chunks than there is room for.
     const int64_t count = min(behind[kThreads - 1], most - written);
     for (int64_t at = thread; at < count; at += kThreads) {
-      int low = 0;  // sequences before this one end by then
+      int low = 0;  // the sequences before this one end at or before chunk `at`
       for (int step = kThreads / 2; step > 0; step /= 2) {
         if (behind[low + step - 1] <= at) low += step;
       }

@@ -7,20 +7,20 @@
 
 namespace selective_scan::cuda {
 
-/// These are the chunks in the order of the scan, one sequence's behind the other's, and the
-/// segments that they are cut into.
+/// The chunks in the order of the scan, sequence after sequence, and the segments that they are cut
+/// into.
 class PackedChunks {
  public:
-  /// The memory is aligned to 16 bytes.
+  /// The memory must be aligned to 16 bytes.
   explicit SELECTIVE_SCAN_HD PackedChunks(const void* memory)
       : memory_(static_cast<const int4*>(memory)) {}
 
   SELECTIVE_SCAN_HD bool present() const { return memory_ != nullptr; }
 
-  /// How many there are.
+  /// Returns the number of chunks.
   __device__ __forceinline__ int count() const { return __ldg(memory_).x; }
 
-  /// One of those that there may be.
+  /// Returns a chunk; entries past count() are empty.
   __device__ __forceinline__ PackedChunk operator[](int64_t chunk) const {
     const int4 words = __ldg(memory_ + 1 + chunk);
     PackedChunk result;
@@ -33,12 +33,12 @@ class PackedChunks {
     return result;
   }
 
-  /// The longest segment but `rank`; `most` chunks are as many as there may be.
+  /// Returns the segment of this rank by length, the longest first. `most` is most_packed_chunks().
   __device__ __forceinline__ PackedSegment segment(int64_t rank, int64_t most) const {
     const int4 words = __ldg(memory_ + 1 + most + rank);
     return {words.x, words.y, words.z, words.w};
   }
-  /// The one of which most is summarized but for `rank`.
+  /// Returns the segment of this rank by the part that is summarized, the longest first.
   __device__ __forceinline__ PackedSegment summarized_segment(int64_t rank, int64_t most) const {
     return segment(segment(rank, most).summarized, most);
   }
@@ -47,7 +47,7 @@ class PackedChunks {
   const int4* memory_;
 };
 
-/// Writes packed_chunk_bytes().
+/// Writes packed_chunk_bytes() bytes: the chunks and the segments.
 cudaError_t write_packed_chunks(const PackedSequences& packed, const PackedCuts& cuts, void* memory,
                                 cudaStream_t stream);
 

@@ -1,9 +1,9 @@
-// Packed sequences as kernels take them that know whole chunks alone: every sequence begins with a
-// chunk of its own, and its last one may have fewer steps.
+// Packed sequences in the form for kernels that only know whole chunks: every sequence begins with
+// a chunk of its own, and its last chunk may have fewer steps.
 //
-// That makes of packed sequences one batch entry, longer by what the last chunks lack. Which steps
-// its chunks have is written on the device, so that boundaries may change from one replay of a CUDA
-// graph to the next.
+// This turns packed sequences into one batch entry that is longer by what the last chunks lack. The
+// steps of its chunks are computed on the device, so boundaries may change between replays of a
+// CUDA graph.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +14,38 @@
 namespace selective_scan::cuda {
 
 struct alignas(16) PackedChunk {
-  int first_step = 0;  // in the order of the scan, as all else
+  int first_step = 0;  // in the order of the scan
   int sequence = 0;
-  int saved = 0;      // the row of the saved state behind it, if it is not its sequence's last
+  int saved = 0;      // the row of the state saved after it; unused in a sequence's last chunk
   int16_t steps = 0;  // 0: there is no such chunk
   bool is_first = false;
   bool is_last = false;
 };
 
-/// A part of the chunks, which a block has of some channels. Those behind the chunks in memory come
-/// longest first: multiprocessors that take them in this order end at the same time. Summaries have
-/// an order of their own, for many have nothing to do: see PackedCuts.
+/// A range of chunks that a block processes for some channels. In memory, the segments lie after
+/// the chunks, the longest first: multiprocessors that take them in this order finish at the same
+/// time. Summaries are taken in a separate order, because many segments have nothing to summarize:
+/// see PackedCuts.
 struct alignas(16) PackedSegment {
   int number = 0;  // in the order of the scan
   int first_chunk = 0;
-  int chunks = 0;      // there may be none
-  int summarized = 0;  // the place of the one that summaries have here
+  int chunks = 0;      // may be 0
+  int summarized = 0;  // the position of the segment with this entry's rank among the summaries
 };
 
-/// This says where packed sequences are cut into segments. A cut between two sequences is free:
-/// nothing has to be known of what comes before it. So the k-th segment begins with the sequence
-/// that has chunk k · segment_chunks. Only one that is longer than `uncut_chunks` is cut itself,
-/// into pieces of segment_chunks and one that is the longer for it: the last one, or the first one
-/// if `backwards`, which is the piece that no other one has to wait for.
+/// Determines where packed sequences are cut into segments. A cut between two sequences is free: no
+/// state crosses it. So the k-th segment begins with the sequence that contains chunk k ·
+/// segment_chunks or, if `backwards`, after the one that contains the chunk before that. Only a
+/// sequence longer than `uncut_chunks` is cut itself, into pieces of segment_chunks and a longer
+/// one with the rest: the last or, if `backwards`, the first, for which no other piece waits.
 struct PackedCuts {
   int64_t segments = 1;
   int64_t segment_chunks = 0;
   int64_t uncut_chunks = 0;
   bool backwards = false;
 
-  /// How much of a segment is summarized. Where a sequence ends with it, or backwards begins, that
-  /// is nothing.
+  /// Returns how many chunks of a segment are summarized. If a sequence ends with the segment, or
+  /// begins with it if `backwards`, that is none.
   SELECTIVE_SCAN_HD int summarized_chunks(const PackedSegment& segment,
                                           const PackedChunk* chunks) const {
     if (segment.chunks == 0) return 0;
@@ -52,8 +53,8 @@ struct PackedCuts {
     return (backwards ? first->is_first : first[segment.chunks - 1].is_last) ? 0 : segment.chunks;
   }
 
-  /// What segment `number` begins with, of `count` chunks: no less than what the one before begins
-  /// with.
+  /// Returns the first of `count` chunks in segment `number`, which does not precede the previous
+  /// segment's first chunk.
   SELECTIVE_SCAN_HD int first_chunk(int64_t number, const PackedSequences& packed,
                                     const PackedChunk* chunks, int count) const {
     const int64_t wanted = number * segment_chunks;
@@ -63,7 +64,7 @@ struct PackedCuts {
     const int64_t begin = packed.begin(chunk.sequence);
     const int64_t length = ceil_div(packed.end(chunk.sequence) - begin, kChunk);
     const int64_t before = (chunk.first_step - begin) / kChunk;  // chunks of the sequence
-    // How far it is from there to where the sequence begins, or ends, and how many cuts lie there.
+    // The distance to the beginning (or end) of the sequence, and the number of cuts within it.
     const int64_t rest = backwards ? length - 1 - before : before;
     const int64_t most =
         length > uncut_chunks ? ceil_div(length - uncut_chunks, segment_chunks) : 0;
@@ -75,24 +76,24 @@ struct PackedCuts {
   }
 };
 
-/// A thread each of the block that cuts.
+/// The block that cuts has one thread per segment.
 constexpr int64_t kMostPackedSegments = 1024;
 
-/// How many chunks there may be, whatever the boundaries.
+/// Returns the largest possible number of chunks, whatever the boundaries are.
 inline int64_t most_packed_chunks(const PackedSequences& packed) {
   const int64_t chunks = packed.total / kChunk + packed.count;
   return chunks < packed.total ? chunks : packed.total;
 }
 
-/// Returns the bytes of the chunks in memory, behind a header of the same size that tells their
-/// number, and of the segments behind them.
+/// Returns the bytes of the chunks in memory, of a header of a chunk's size before them that holds
+/// their number, and of the segments after them.
 inline int64_t packed_chunk_bytes(const PackedSequences& packed, int64_t segments) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(PackedChunk));
   static_assert(sizeof(PackedSegment) == kBytes);
   return packed.present() ? (1 + most_packed_chunks(packed) + segments) * kBytes : 0;
 }
 
-/// A call with the steps of all chunks that there may be for its steps.
+/// Returns a call whose seqlen is that of the largest possible number of chunks.
 template <class Params>
 Params in_chunks(const Params& params) {
   Params result = params;

@@ -9,11 +9,11 @@ namespace selective_scan::cuda {
 namespace {
 
 constexpr int kEdgeThreads = 128;
-/// Enough for the commonest case, in which there is nothing to do, to take no time.
+/// Few enough to take no time in the most common case, in which there is nothing to do.
 constexpr int64_t kMostEdgeBlocks = 1024;
 constexpr int64_t kFewestEdgeBlocks = 64;
 
-/// A written array (outer, inner, step), complex if `is_complex`.
+/// An output array (outer, inner, step), complex if `is_complex`.
 struct StepArray {
   ArrayView view;
   bool is_complex = false;
@@ -27,7 +27,7 @@ struct EdgeArgs {
   PackedSequences packed;
   int64_t dim;
   int64_t dstate;
-  ArrayView from;  // the states of sequences without steps, and where they go
+  ArrayView from;  // the states of sequences without steps, and their destination
   ArrayView to;
   StepArray arrays[2 + BackwardParams::kRowGradients.size()];
 };

@@ -1,4 +1,4 @@
-// What packed sequences leave that no scan comes to.
+// The results for packed sequences that no scan reaches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace selective_scan::cuda {
 
-/// Writes zeros at the steps of no sequence, and the states of sequences without steps. To be
-/// called when all else of the pass is enqueued.
+/// Writes zeros at steps outside all sequences, and the states of sequences without steps. Call
+/// this after everything else of the pass is enqueued.
 cudaError_t write_packed_edges(const ForwardParams& params, cudaStream_t stream);
 cudaError_t write_packed_edges(const BackwardParams& params, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// A sum of (batch, channel, step) arrays: what row_sums.h has done.
+// The description of a sum of (batch, channel, step) arrays for row_sums.h.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace selective_scan::cuda {
 
-/// target = the sum of `count` arrays, from each to the next `stride` elements, in fp32 and rounded
-/// once. The first may be the target itself. Of one array that is a copy.
+/// target = the sum of `count` arrays that lie `stride` elements apart, in fp32 and rounded once.
+/// The first may be the target itself. A sum of one array is a copy.
 struct RowSum {
   ArrayView source;
   ArrayView target;

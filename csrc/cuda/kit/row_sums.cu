@@ -10,26 +10,26 @@
 namespace selective_scan::cuda {
 namespace {
 
-constexpr int kTile = 64;  // channels, and steps
+constexpr int kTile = 64;  // channels, and also steps
 constexpr int kThreads = 256;
 constexpr int kLines = kThreads / kTile;  // of a tile at a time
-constexpr int kItems = kTile / kLines;    // elements of a thread
-constexpr int kBlocks = 6;                // of a multiprocessor; with more, values spill
-constexpr int kMostSums = 4;              // a launch
+constexpr int kItems = kTile / kLines;    // elements per thread
+constexpr int kBlocks = 6;                // per multiprocessor; with more, values spill
+constexpr int kMostSums = 4;              // per launch
 
 struct Sums {
   RowSum sums[kMostSums];
 };
 
-/// How the threads of a block divide a tile of an array: neighbours lie along steps or channels,
-/// whichever are closer in memory.
+/// The division of a tile among the threads of a block: neighboring threads lie along steps or
+/// along channels, whichever are closer in memory.
 struct TileWalk {
   bool along_steps;
   int64_t origin;  // of the thread's first element
   int64_t line;    // from one of its elements to the next
-  int count;       // of its elements that exist; they are the first ones
+  int count;       // of its elements that exist, which are its first ones
 
-  /// The tile has `channels` and `steps` that are there, and more behind them.
+  /// `channels` and `steps` remain from the tile's origin on; they may exceed the tile.
   __device__ __forceinline__ TileWalk(const ArrayView& view, int64_t batch, int64_t first_channel,
                                       int64_t first_step, int64_t channels, int64_t steps) {
     const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
@@ -45,7 +45,7 @@ struct TileWalk {
     const bool exists = static_cast<int>(threadIdx.x % kTile) < near_end && far_left > 0;
     count = exists ? (far_left + kLines - 1) / kLines : 0;
   }
-  /// Calls function(i) for the thread's elements that exist: without asking in a tile that is full.
+  /// Calls function(i) for the thread's elements that exist; in a full tile without checks.
   template <class Function>
   __device__ __forceinline__ void for_each(const Function& function) const {
     if (__all_sync(kFullMask, count == kItems)) {
@@ -60,8 +60,8 @@ struct TileWalk {
   }
 };
 
-/// A block has one tile of one batch of one sum. Bound by memory: all loads of a thread are on
-/// their way before it looks at the first.
+/// A block processes one tile of one batch entry of one sum. Bound by memory: a thread issues all
+/// loads before it uses the first value.
 __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kBlocks))
     sum_rows_kernel(const __grid_constant__ Sums all) {
   __shared__ float tile[kTile][kTile + 1];  // [channel][step]
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kBlocks))
         const int line = far + i * kLines;
         return along_steps ? tile[line][near] : tile[near][line];
       };
-      __syncthreads();  // with the tile before
+      __syncthreads();  // for reads of the previous tile
 #pragma unroll
       for (int i = 0; i < kItems; ++i) place(from.along_steps, i) = values[i];
       __syncthreads();

@@ -9,7 +9,7 @@
 
 namespace selective_scan::cuda {
 
-/// Sums rows of arrays of 4 bytes an element at the most.
+/// Computes the sums. Elements have at most 4 bytes.
 cudaError_t sum_rows(const std::vector<RowSum>& sums, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

@@ -7,12 +7,12 @@ namespace selective_scan::cuda {
 
 namespace {
 
-/// Segments that a thread loads at a time.
+/// The segments that a thread loads at a time.
 template <class T>
 constexpr int kCombined = sizeof(T) == 4 ? 32 : 16;
-constexpr int kCombineThreads = 64;  // few, for many multiprocessors to take part
+constexpr int kCombineThreads = 64;  // few, so that many multiprocessors take part
 
-/// A factor that is none stands for a segment that leaves its offset, whatever enters it.
+/// Returns false for the NaN factor of a segment that leaves its offset, whatever enters it.
 template <class R>
 __device__ bool is_number(R value) {
   return value == value;
@@ -22,8 +22,9 @@ __device__ bool is_number(Complex<R> value) {
   return value.re == value.re;
 }
 
-/// A thread follows one (batch, channel, state) through the segments. What enters each of them
-/// takes the place of its offset; or what leaves them is stored, of their map, from zero.
+/// A thread follows one (batch, channel, state) through the segments. It replaces each segment's
+/// offset by the state that enters the segment; with kIsMap it instead composes the segments' maps
+/// and stores the result.
 template <class T, bool kIsMap>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_segments_kernel(ScanParams params, ArrayView initial, ArrayView map_factor,
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kCombineThreads)
         if (kIsMap && exists(k)) product = apply_map(factor[k], T{}, product);
       }
     };
-    // The last segment has no summary, unless the map of all is wanted.
+    // The last segment has no summary, unless the map of all steps is wanted.
     int64_t left = segments - (kIsMap ? 0 : 1);
     for (; left >= kCombined<T>; left -= kCombined<T>) {
       combine([](int) { return true; });

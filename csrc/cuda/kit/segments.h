@@ -1,4 +1,4 @@
-// Time cut into segments that are worked on at the same time.
+// Segments of time that run at the same time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,38 +11,38 @@
 
 namespace selective_scan::cuda {
 
-/// A long sequence is cut into segments that run at the same time. A summary run finds, for every
-/// segment but the last of its direction, how it maps what enters it to what leaves it, x →
-/// factor·x + offset; combining these gives what enters each segment, and the full run starts from
-/// there. What leaves the last one nobody needs, unless the map of all steps is wanted. Arrays are
-/// (segment, batch, channel, padded state) of the states' type; null where there is one segment,
-/// but for what a tile's parts hand on: see streamed/block_order.cuh.
+/// The maps of a long sequence's segments, which run at the same time. A summary run computes the
+/// map from the entering to the leaving state, x → factor·x + offset, of every segment but the last
+/// of its direction; the last one's is only needed if the map of all steps is wanted. Combining the
+/// maps gives the state that enters each segment, from which the full run starts. Arrays are
+/// (segment, batch, channel, padded state) of the states' type. They are null for a single segment,
+/// except for the values that a tile's parts hand over: see streamed/block_order.cuh.
 struct SegmentStates {
   void* factors = nullptr;
-  void* offsets = nullptr;  // after combining: what enters the segment
+  void* offsets = nullptr;  // after combining: the states that enter
 };
 
 inline SegmentStates segment_states(const ForwardScratch& scratch, void* memory) {
   return {scratch.factors.in(memory), scratch.offsets.in(memory)};
 }
 
-/// What is made of the summaries, for states of type T.
+/// Operations on the summaries, for states of type T.
 template <class T>
 struct Summaries {
-  /// Turns them into what enters each segment: `initial` enters the first one, or the last one if
-  /// `backwards`; into packed sequences their own states enter.
+  /// Replaces the offsets by the states that enter each segment. `initial` enters the first one, or
+  /// the last one if `backwards`; packed sequences take their own initial states.
   static cudaError_t combine(const ScanParams& params, const ArrayView& initial,
                              const Geometry& geometry, int padded_states, bool backwards,
                              const SegmentStates& segments, cudaStream_t stream);
 
-  /// Stores the map of all steps, of the summaries of all segments, which stay: its factor and its
-  /// offset, each where it is present.
+  /// Stores factor and offset, each if present, of the map of all steps, computed from the
+  /// summaries of all segments. The summaries stay unchanged.
   static cudaError_t store_map(const ScanParams& params, const ArrayView& factor,
                                const ArrayView& offset, int64_t segments, int padded_states,
                                bool backwards, const SegmentStates& states, cudaStream_t stream);
 };
 
-/// Tells the map of all steps, and has a pass begin with what enters them.
+/// Stores the map of all steps, and lets a pass begin with the state that the exchange returns.
 template <class T, class Params>
 cudaError_t exchange_states(const StateExchange& exchange, Params& params, int64_t segments,
                             int padded_states, const SegmentStates& states, cudaStream_t stream) {

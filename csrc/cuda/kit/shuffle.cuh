@@ -1,4 +1,4 @@
-// Shuffles of numbers among a warp's lanes.
+// Shuffles of numbers among the lanes of a warp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace selective_scan::cuda {
 
-/// What f makes of a number, or of each part of a complex one.
+/// Applies f to a number, or to each part of a complex number.
 template <class R, class F>
 __device__ R for_each_part(R value, const F& f) {
   return f(value);
@@ -18,7 +18,7 @@ __device__ Complex<R> for_each_part(Complex<R> value, const F& f) {
   return {f(value.re), f(value.im)};
 }
 
-/// Among kLanes lanes, an aligned power of two of a warp's: others may have left.
+/// Shuffles within kLanes lanes, an aligned power of two in a warp. Other lanes may have exited.
 template <int kLanes, class T>
 __device__ T shuffle_xor(T value, int lane_mask) {
   const unsigned lanes = kFullMask >> (kWarpSize - kLanes)
@@ -26,7 +26,7 @@ __device__ T shuffle_xor(T value, int lane_mask) {
   return for_each_part(value, [&](auto x) { return __shfl_xor_sync(lanes, x, lane_mask, kLanes); });
 }
 
-/// Gives the value of the lane `distance` below; a lane that has none keeps its own.
+/// Returns the value of the lane `distance` below; a lane that has none keeps its value.
 template <class T>
 __device__ T shuffle_up(T value, int distance) {
   return for_each_part(value, [&](auto x) { return __shfl_up_sync(kFullMask, x, distance); });
@@ -38,7 +38,7 @@ __device__ T shuffle(T value, int lane) {
 }
 
 /// Two lanes of a warp that differ in lane bit `bit` share the sums of their 2·kKept values: the
-/// one without it keeps the first half.
+/// lane without the bit keeps the first half.
 template <int kKept, int kCount>
 __device__ __forceinline__ void add_halves(float (&values)[kCount], int lane, int bit) {
   const bool keeps_second = lane & bit;

@@ -1,4 +1,5 @@
-// Threads for rows of states as large as a slot's: neighbours have neighbouring states.
+// Assigns threads to rows of states that have the size of a slot: adjacent threads have adjacent
+// states.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@ constexpr int kSlotThreads = 128;
 
 struct SlotRows {
   int64_t rows;
-  int64_t blocks;  // of a row
+  int64_t blocks;  // per row
   int64_t channels;
   int64_t dstate;
 
@@ -25,7 +26,7 @@ struct SlotRows {
   LaunchShape shape() const { return {std::min(rows * blocks, kMaxBlocks), kSlotThreads}; }
 };
 
-/// Calls visit(row, part) for the parts of rows, from 0 to rows.blocks, that this block has.
+/// Calls visit(row, part) for this block's parts of rows; parts count from 0 to rows.blocks - 1.
 template <class Visit>
 __device__ void for_each_block(const SlotRows& rows, const Visit& visit) {
   for (int64_t block = blockIdx.x; block < rows.rows * rows.blocks; block += gridDim.x) {
@@ -33,7 +34,7 @@ __device__ void for_each_block(const SlotRows& rows, const Visit& visit) {
   }
 }
 
-/// Calls visit(row, channel, state) for those that this thread has.
+/// Calls visit(row, channel, state) for the states of this thread.
 template <class Visit>
 __device__ void for_each_state(const SlotRows& rows, const Visit& visit) {
   for_each_block(rows, [&](int64_t row, int64_t part) {

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kSlotThreads)
   });
 }
 
-/// Together the blocks of a sequence that is padding write its steps' zeros.
+/// Writes zeros for the steps of a sequence that is padding; its blocks share the work.
 __device__ void clear_steps(const SlotArgs& args, int64_t sequence, int64_t part) {
   const int64_t begin = args.packed.begin(sequence);
   const int64_t steps = args.packed.end(sequence) - begin;

@@ -1,4 +1,4 @@
-// States of packed sequences from and to their slots of a pool.
+// Moves states of packed sequences from and to their slots of a pool.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,11 @@
 
 namespace selective_scan::cuda {
 
-/// What the sequences begin with goes to `to`, (sequence, channel, state).
+/// Loads the initial states of the sequences into `to`, (sequence, channel, state).
 cudaError_t load_slots(const StateSlots& slots, const ArrayView& to, cudaStream_t stream);
 
-/// What is behind the sequences, in `from`, goes to their slots; for those that have none zeros go
-/// to `out`, (channel, step).
+/// Stores the final states of the sequences, `from`, to their slots. For sequences without a slot,
+/// writes zeros to `out`, (channel, step).
 cudaError_t store_slots(const StateSlots& slots, const ArrayView& from,
                         const PackedSequences& packed, const ArrayView& out, cudaStream_t stream);
 

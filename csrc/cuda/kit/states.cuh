@@ -1,4 +1,4 @@
-// Poles and states of a channel, and what a step does to them.
+// Poles and states of a channel, and the effect of a step on them.
 #pragma once
 
 #include <limits>
@@ -11,7 +11,7 @@
 
 namespace selective_scan::cuda {
 
-/// bbar·u. A bbar that is Δ itself is real also where the states are complex.
+/// Returns bbar·u. If bbar is Δ itself, the result is real even for complex states.
 template <Method kMethod, class T>
 __device__ __forceinline__ auto held_input(real_t<T> delta, real_t<T> u,
                                            const Coefficients<T>& value) {
@@ -27,13 +27,13 @@ __device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const P
   return Formula<kMethod>::template value<DeviceMath>(delta, pole);
 }
 
-/// a and b of a step, whatever that of the input is.
+/// Returns a and b of a step, whatever the input's own step is.
 template <Method kMethod, class T>
 __device__ __forceinline__ Hold<T> hold_of(real_t<T> delta, const Pole<T>& pole) {
   return Formula<kMethod>::template hold<DeviceMath>(delta, pole);
 }
 
-/// A state after a step whose input, E·u, has a step of its own.
+/// Returns the state after a step whose input, E·u, has its own step size E.
 template <Method kMethod, class T>
 __device__ __forceinline__ T after_driven_step(T h, real_t<T> delta, real_t<T> input,
                                                const Pole<T>& pole, T B) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ R real_of_product(R a, R b) {
 template <class T>
 constexpr int kOutputScale = is_complex_v<T> ? 2 : 1;
 
-/// The states of a lane's channel in a (batch, channel, state) array.
+/// Loads the states of a lane's channel from a (batch, channel, state) array.
 template <class T, int kStates>
 __device__ Pack<T, kStates> load_channel_states(const ArrayView& view, const WorkItem& item,
                                                 int64_t channel, bool exists, int first_state,
@@ -80,9 +80,9 @@ __device__ __forceinline__ Pack<T, kStates> ones() {
   return result;
 }
 
-/// What stands for the factor of a segment behind which its offset comes whatever enters it: a
-/// product with 0 would let through what is not finite. A factor that is no number by itself has
-/// such an offset, too.
+/// Returns the factor that marks a segment which leaves its offset whatever enters it: NaN, because
+/// a product with 0 would propagate entering values that are not finite. A segment whose factor is
+/// NaN by computation also has a NaN offset.
 template <class T, int kStates>
 __device__ __forceinline__ Pack<T, kStates> no_factor() {
   Pack<T, kStates> factor;
@@ -91,15 +91,15 @@ __device__ __forceinline__ Pack<T, kStates> no_factor() {
   return factor;
 }
 
-/// Dynamic shared memory. Going through this function rather than through a pointer that was passed
-/// around lets the compiler see that an access is to shared memory.
+/// Returns the dynamic shared memory. With this function instead of a pointer that is passed
+/// around, the compiler sees that accesses are to shared memory.
 __device__ __forceinline__ char* shared_memory() {
   extern __shared__ __align__(16) char selective_scan_shared[];
   return selective_scan_shared;
 }
 
-/// `value`, of which the compiler knows nothing. What derives from it inside a loop is computed
-/// there again; kept in registers it would crowd out the scan.
+/// Returns `value` as one that the compiler knows nothing about. Values derived from it in a loop
+/// are computed there again; kept in registers, they would crowd out the scan.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;

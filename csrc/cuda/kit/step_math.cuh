@@ -1,5 +1,5 @@
-// Elementary functions as the streamed kernels use them: prepared from the pole, with few
-// instructions per state update and without branches.
+// Elementary functions for the streamed kernels: prepared from the pole, with few instructions per
+// state update and without branches.
 #pragma once
 
 #include "../../core/discretization.h"
@@ -9,18 +9,19 @@
 
 namespace selective_scan::cuda {
 
-/// A policy for Formula::step() and what goes back through steps, for results of kSize bytes.
-/// kShort: for states that are carried no further than a chunk.
+/// A math policy for Formula::step() and for the backward sweep through steps, for results of kSize
+/// bytes. kShort: for states that are carried no further than a chunk.
 template <int kSize, bool kShort = false>
 struct ScanMathFor : DeviceMath {
-  /// Angles are reduced in units of π. A·(1/π) is kept to twice fp32's digits, since an error of it
-  /// adds up over a long memory; but 2-byte results hide what rounding it does.
+  /// Angles are reduced in units of π. A·(1/π) is kept to twice the digits of fp32 because its
+  /// error adds up over a long memory. For 2-byte results the low part is not applied: their
+  /// rounding hides the error.
   struct ComplexRate {
     float log2_modulus;
     float angle;
     float angle_low;
   };
-  /// The special-function unit takes sine and cosine of it: to 3e-7, on average 1e-7 too small.
+  /// For sine and cosine by the special-function unit: their error is up to 3e-7, on average −1e-7.
   struct ShortRate {
     float log2_modulus;
     float angle;
@@ -46,22 +47,22 @@ struct ScanMathFor : DeviceMath {
     return exp_of(delta * rate);
   }
 
-  /// exp(iπr), |r| ≤ 1/2, after an angle was reduced by n half turns; n's parity, the lowest bit of
-  /// `half_turns`, is a sign. By the half of the angle that takes fewer terms, and 1 − cos comes
-  /// with all its digits: cos πr = 1 − sine² and sin πr = sine·cosine.
+  /// exp(iπr), |r| ≤ 1/2, for an angle reduced by n half turns. The parity of n, the lowest bit of
+  /// `half_turns`, is a sign. Half the angle takes fewer terms, and gives 1 − cos with all its
+  /// digits: cos πr = 1 − sine² and sin πr = sine·cosine.
   struct HalfAngle {
-    float half_turns;  // + kShift
+    float half_turns;  // plus kShift
     float sine;        // √2·sin(πr/2)
     float cosine;      // √2·cos(πr/2)
 
     static constexpr float kShift = 12582912.0f;  // 1.5·2^23
     __device__ __forceinline__ float with_sign(float x) const {
-      // A sum flips the highest bit as well, and is one instruction with the shift.
+      // The sum, like an xor, flips the highest bit, and is one instruction with the shift.
       return bit_cast<float>(bit_cast<uint32_t>(x) + (bit_cast<uint32_t>(half_turns) << 31));
     }
   };
-  /// Turns by the angle of exp(Δ·A). The polynomials are Remez's, to 3e-9 and 5e-8, the latter
-  /// vanishing with the angle.
+  /// Reduces the angle of exp(Δ·A). The polynomials are Remez's, to 3e-9 and 5e-8; the latter error
+  /// vanishes with the angle.
   static __device__ __forceinline__ HalfAngle turn_at(float delta, const ComplexRate& rate) {
     HalfAngle turn;
     turn.half_turns = fmaf(delta, rate.angle, HalfAngle::kShift);
@@ -97,17 +98,17 @@ struct ScanMathFor : DeviceMath {
     T phi1;
   };
 
-  /// 1/Δ, which a scan shares among the states of a step. Where Δ = 0 any number will do.
+  /// Returns 1/Δ, which the states of a step share. For Δ = 0 any number will do.
   static __device__ __forceinline__ float step_inverse(float delta) {
     return reciprocal(delta == 0.0f ? 1.0f : delta);
   }
-  /// A pole as small as this is 0 to every fp32 number.
+  /// A pole this small acts as 0 on every fp32 number.
   static constexpr float kTinyPole = 1e-15f;
 
-  /// Whether 2^y − 1 cancels.
+  /// Returns whether 2^y − 1 cancels.
   static __device__ __forceinline__ bool is_small_growth(float y) { return fabsf(y) < 0.17f; }
-  /// 2^y − 1 from `power`, which is 2^y to a rounding error, and where that cancels by a
-  /// polynomial: by Remez, relative error 2e-7.
+  /// Returns 2^y − 1 from `power`, which is 2^y to a rounding error. If the difference cancels, it
+  /// uses a polynomial instead (Remez, relative error 2e-7).
   static __device__ __forceinline__ float growth_of(float y, float power) {
     float series = fmaf(y, 0.00961812944339f, 0.055542640542f);
     series = fmaf(y, series, 0.240226587349f);
@@ -115,7 +116,7 @@ struct ScanMathFor : DeviceMath {
     return is_small_growth(y) ? y * series : power - 1.0f;
   }
 
-  /// A pole that has an inverse, the same to every fp32 number.
+  /// Returns a pole that has an inverse and acts like A on every fp32 number.
   static __device__ __forceinline__ float invertible(float A) {
     constexpr float kHuge = 1 / kTinyPole;
     if (fabsf(A) < kTinyPole) return kTinyPole;
@@ -125,14 +126,14 @@ struct ScanMathFor : DeviceMath {
   struct RealHold {
     float half_rate;
     float A;
-    float inverse;  // 1/A; 0 where that does not exist
+    float inverse;  // 1/A, or 0 if it does not exist
   };
   static __device__ __forceinline__ RealHold exact_hold_constants(float A) {
     return {rate(0.5f * A), A, fabsf(A) < kTinyPole ? 0.0f : 1.0f / A};
   }
 
   /// With g = exp(x/2), abar = g² and φ1 = g·sinh(x/2)/(x/2), an even series that does not cancel
-  /// near 0. Coefficients of x², x⁴, x⁶ by Remez, to 2.4e-8 for |x| < kSmall.
+  /// near 0. The coefficients of x², x⁴ and x⁶ are by Remez, to 2.4e-8 for |x| < kSmall.
   static constexpr float kSmall = 2.0f;
   static constexpr float kSeries2 = 0.041666790055768836f;
   static constexpr float kSeries4 = 0.0005206427324291659f;
@@ -184,7 +185,7 @@ __device__ __forceinline__ float add_real_of_product_conj(Complex<float> a, Comp
   return fmaf(a.re, b.re, fmaf(a.im, b.im, c));
 }
 
-/// h[t] from h[t-1].
+/// Computes h[t] from h[t-1].
 template <class T, class Input>
 __device__ __forceinline__ T advance(const Step<T, Input>& step, T h, T B) {
   return multiply_add(step.abar, h, step.input * B);
@@ -207,7 +208,7 @@ __device__ __forceinline__ T abar_of(const TustinStep<T>& step) {
   return multiply_add(step.x, step.r, one<T>());
 }
 
-/// Whether the scan goes by ExactIncrements. Then states are A·h and rows of inputs u.
+/// True if the scan uses ExactIncrements. Then states are A·h, and rows of inputs hold u.
 template <Method kMethod>
 constexpr bool kGoesByIncrements = Formula<kMethod>::kHasIncrements;
 
@@ -219,7 +220,7 @@ __device__ __forceinline__ auto step_of(float delta, float input, const Constant
     return Formula<kMethod>::template step<ScanMath, T>(delta, input, constants);
   }
 }
-/// h from what is scanned.
+/// Returns h from the scanned state.
 template <Method kMethod, class T, class Constants>
 __device__ __forceinline__ T state_of(const Constants& constants, T h) {
   if constexpr (kGoesByIncrements<kMethod>) {

@@ -5,7 +5,7 @@
 
 namespace selective_scan::cuda {
 
-/// Gradients of one update h = abar·h_before + bbar·B·u, given the gradient g of h.
+/// The gradients of one update h = abar·h_before + bbar·B·u, given the gradient g of h.
 template <class T>
 struct UpdateGradient {
   T carry;  // of h_before
@@ -25,7 +25,7 @@ __device__ __forceinline__ UpdateGradient<T> backpropagate_update(real_t<T> delt
   const T w = g * conj(B);  // dbbar = w·u
   result.carry = g * conj(value.abar);
   if constexpr (F::kAbarIsExponential) {
-    // dabar/dΔ = A·abar and dabar/dA = Δ·abar share the factor that the carry has already.
+    // dabar/dΔ = A·abar and dabar/dA = Δ·abar share the factor abar, which carry already has.
     const T q = result.carry * conj(h_before);
     result.ddelta = real_of_product_conj(q, pole.A);
     result.dA = delta * q;
@@ -52,8 +52,8 @@ __device__ __forceinline__ UpdateGradient<T> backpropagate_update(real_t<T> delt
   return result;
 }
 
-/// Those of h = abar·h_before + gain·b·B, where the gain is a step of the input's own times u; `du`
-/// is that of the gain.
+/// Returns the gradients of h = abar·h_before + gain·b·B, in which the gain is the input's own step
+/// size times u. `du` is the gradient of the gain.
 template <Method kMethod, class T>
 __device__ __forceinline__ UpdateGradient<T> backpropagate_hold(real_t<T> delta, real_t<T> gain,
                                                                 const Pole<T>& pole,

@@ -1,4 +1,4 @@
-// What plans ask about arrays.
+// Properties of arrays that plans depend on.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace selective_scan::cuda {
 
-/// Rows of no more steps may come to shared memory as a whole.
+/// Rows of up to this many steps may be staged in shared memory as a whole.
 constexpr int64_t kMostDenseSteps = 256;
 
 /// The (batch, channel, step) arrays of a pass.
@@ -24,21 +24,21 @@ inline std::array<const ArrayView*, 9> rows_of(const BackwardParams& params) {
           &params.ddelta, &params.dz,    &params.input_delta, &params.dinput_delta};
 }
 
-/// Whether `holds` does of all of these arrays that are present.
+/// Returns whether `holds` is true for all present arrays.
 template <class Rows, class Holds>
 bool all_of(const Rows& rows, const Holds& holds) {
   return std::all_of(rows.begin(), rows.end(),
                      [&](const ArrayView* view) { return !view->present() || holds(*view); });
 }
 
-/// Whether all of these arrays have the element type of u.
+/// Returns whether all present arrays have the element type of u.
 template <class Rows>
 bool have_one_dtype(const ScanParams& params, const Rows& rows) {
   return all_of(rows, [&](const ArrayView& view) { return view.dtype == params.u.dtype; });
 }
 
-/// Whether vectors along steps, or along channels, always begin at multiples of `bytes` if the one
-/// at address `lowest` does. Strides along what there is one of do not matter.
+/// Returns whether all vectors along steps, or along channels, begin at multiples of `bytes`,
+/// provided that the one at address `lowest` does. Strides of dimensions of size 1 do not matter.
 inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_t lowest,
                        int64_t bytes, bool along_steps) {
   const int64_t size = element_size(view.dtype);
@@ -50,8 +50,8 @@ inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_
          (along_steps ? aligned(params.dim, view.channel) : view.step * size % bytes == 0);
 }
 
-/// Whether `items` consecutive steps are always one aligned vector, or several of 16 bytes. Packed
-/// sequences begin anywhere.
+/// Returns whether any `items` consecutive steps form one aligned vector, or several of 16 bytes.
+/// False for packed sequences, which may begin anywhere.
 inline bool has_step_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
   const int64_t size = element_size(view.dtype);
   if (params.packed.present()) return false;
@@ -62,15 +62,15 @@ inline bool has_step_vectors(const ScanParams& params, const ArrayView& view, in
   return is_aligned(params, view, lowest, std::min<int64_t>(items * size, 16), true);
 }
 
-/// Tells the same of `items` consecutive channels of a group.
+/// Returns the same for `items` consecutive channels of a group.
 inline bool has_channel_vectors(const ScanParams& params, const ArrayView& view, int64_t items) {
   return view.channel == 1 && view.step != -1 && params.dim / params.groups % items == 0 &&
          is_aligned(params, view, reinterpret_cast<uintptr_t>(view.data),
                     std::min<int64_t>(items * element_size(view.dtype), 16), false);
 }
 
-/// Whether the rows of a group lie one behind the other, in either direction of time, and any 8 of
-/// them make a block of memory that is aligned to 16 bytes.
+/// Returns whether the rows of a group are contiguous, in either direction of time, and any 8 of
+/// them form a block of memory that is aligned to 16 bytes.
 template <class Rows>
 bool are_dense(const ScanParams& params, const Rows& rows) {
   const int64_t size = element_size(params.u.dtype);
@@ -89,7 +89,7 @@ struct Extent {
   int64_t stride;
 };
 
-/// Whether a distance of that many strides, of elements of `size` bytes, fits 32 bits.
+/// Returns whether the largest offset, over elements of `size` bytes, fits 32 bits.
 inline bool fits_32_bits(std::initializer_list<Extent> extents, int64_t size) {
   int64_t left = std::numeric_limits<int32_t>::max();
   for (const auto& [count, stride] : extents) {

@@ -15,9 +15,10 @@ int log2_of(int64_t power) {
   return bits;
 }
 
-/// Whether vectors of `count` elements of every array lie alike, if they are aligned in the first:
-/// the arrays begin at the same place of a vector, and what leads from one to the next, where there
-/// is a next, is a whole number of vectors. `is_aligned`: they begin with a vector, too.
+/// Returns whether vectors of `count` elements are aligned in every array if they are in the first:
+/// the arrays begin at the same position within a vector, and their strides (of dimensions larger
+/// than 1) differ by whole vectors. With `is_aligned`, the arrays also begin with a vector, and
+/// each stride is a whole number of vectors.
 bool have_vectors(const ConvParams& params, std::initializer_list<const ArrayView*> arrays,
                   int64_t count, int64_t ArrayView::* inner, bool is_aligned) {
   const ArrayView& first = **arrays.begin();
@@ -62,7 +63,7 @@ void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
   split.result_stride = step_bytes(params.dx);
 }
 
-/// `resident` blocks are at work at once.
+/// Splits columns for a device on which `resident` blocks run at a time.
 template <class Params>
 ColumnSplit split_columns(const Params& params, int channels, int64_t resident) {
   ColumnSplit split;
@@ -70,13 +71,13 @@ ColumnSplit split_columns(const Params& params, int channels, int64_t resident) 
   set_strides(params, split);
   const int64_t vectors = ceil_div(params.dim, channels);
   split.lane_bits = kWarpBits;
-  // As few lanes as can be have no channels, but rows have 8 vectors at least.
+  // Leaves as few lanes as possible without channels, but uses at least 8 lanes.
   while (split.lane_bits > 3 && round_up(vectors, int64_t{1} << (split.lane_bits - 1)) <
                                     round_up(vectors, int64_t{1} << split.lane_bits)) {
     --split.lane_bits;
   }
   split.channel_blocks = ceil_div(vectors, int64_t{split.lanes()});
-  // What a thread does beside its steps: the steps it reads again, its taps, its sums.
+  // A thread's work besides its steps: steps that it reads again, its taps and its sums.
   constexpr int64_t kOverhead = 12;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int steps = kMaxColumnSteps; steps > 0; steps -= kBatchSteps) {
@@ -97,7 +98,7 @@ RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
                     int64_t multiprocessors, bool is_backward) {
   const int64_t ahead = tuning(is_backward).rounds_ahead;
   const int64_t fewest = 2 * ahead, most = tuning(is_backward).most_rounds;
-  constexpr int64_t kWantedWarps = 32;  // of a multiprocessor
+  constexpr int64_t kWantedWarps = 32;  // per multiprocessor
   RowSplit split;
   // A row may begin within a vector.
   const int64_t positions = is_aligned ? params.seqlen : params.seqlen + vector - 1;

@@ -9,37 +9,37 @@
 
 namespace selective_scan::cuda::conv {
 
-/// What measurements chose for a pass; docs/kernels/convolution.md has them.
+/// The tuning of a pass. docs/kernels/convolution.md has the measurements.
 struct Tuning {
-  int channels[2];   // of a thread of conv/columns.cuh: for elements of 2 bytes, and of 4
-  int rounds_ahead;  // that a lane of conv/rows.cuh has on their way
-  // A segment of a row has so many. More and shorter warps leave less of the last wave empty, but a
-  // warp's taps and sums are some work, too.
+  int channels[2];   // of a thread in conv/columns.cuh, for 2-byte and for 4-byte elements
+  int rounds_ahead;  // rounds that a lane in conv/rows.cuh loads in advance
+  // The most rounds of a row's segment. More and shorter warps waste less of the last wave, but
+  // each warp's taps and sums are extra work.
   int most_rounds;
 };
 constexpr Tuning tuning(bool is_backward) {
   return is_backward ? Tuning{{2, 4}, 1, 8} : Tuning{{4, 2}, 2, 4};
 }
 
-// --- conv/columns.cuh: neighbouring channels are neighbours in memory ---
+// --- conv/columns.cuh: adjacent channels are contiguous ---
 
 constexpr int kColumnThreads = 128;
-/// Steps of a batch, of which a thread has one on its way and one at work.
+/// The steps of a batch. A thread has one batch in flight while it works on another.
 constexpr int kBatchSteps = 4;
-/// Most steps of a thread, a multiple of a batch.
+/// The most steps of a thread; a multiple of a batch.
 constexpr int kMaxColumnSteps = 128;
-/// Channels of a thread: few, so that many threads have the registers.
+/// The channels of a thread. They are few, so that registers suffice for many threads.
 constexpr int column_channels(int64_t element_bytes, int taps, bool is_backward) {
-  if (is_backward && taps > 4) return 2;  // which have as many registers of sums as 4 of 4 taps
+  if (is_backward && taps > 4) return 2;  // as many registers of sums as 4 channels of 4 taps
 
-  // nvcc 12 takes no element of a temporary's array for a constant.
+  // nvcc 12 does not accept an element of a temporary's array as a constant.
   const Tuning chosen = tuning(is_backward);
   return chosen.channels[element_bytes > 2];
 }
 
-/// Blocks of a multiprocessor, so that a thread has the registers for what it keeps of each tap,
-/// and of the run, unless that is the whole batch entry. `words` are the registers of a vector's
-/// sums.
+/// The blocks of a multiprocessor, chosen so that a thread has registers for its values of each
+/// tap, and for those of the run, unless the run is the whole batch entry. `words` is the number of
+/// registers for a vector's sums.
 constexpr int column_blocks(int words, int taps, bool is_backward, bool is_whole) {
   const int spared = is_whole ? 0 : 2;
   if (is_backward && words > 2) return is_whole ? 3 : 2;
@@ -48,13 +48,13 @@ constexpr int column_blocks(int words, int taps, bool is_backward, bool is_whole
   return words <= 2 ? 6 : 4;
 }
 
-/// How a launch is divided: blocks are (batch, tile of steps, lanes() vectors of channels).
+/// The division of a launch: blocks are (batch, tile of steps, lanes() vectors of channels).
 struct ColumnSplit {
-  int lane_bits = 0;  // log2 of the threads side by side
-  int steps = 0;      // of a thread
+  int lane_bits = 0;  // log2 of the threads along channels
+  int steps = 0;      // per thread
   int64_t tiles = 0;
   int64_t channel_blocks = 0;
-  // Bytes from one step to the next.
+  // Strides of steps in bytes.
   int64_t x_stride = 0;
   int64_t dout_stride = 0;
   int64_t result_stride = 0;  // of out or dx
@@ -65,49 +65,49 @@ struct ColumnSplit {
   }
 };
 
-// --- conv/rows.cuh: neighbouring steps are ---
+// --- conv/rows.cuh: adjacent steps are contiguous ---
 
 constexpr int kRowThreads = 128;
-/// Blocks of a multiprocessor.
+/// The blocks of a multiprocessor.
 constexpr int row_blocks(int taps, bool is_backward) {
   if (is_backward) return taps <= 4 ? 5 : 3;
   return taps <= 4 ? 8 : 4;
 }
 
-/// Steps of a vector: 16 bytes, or as many as the next vector may want of this one.
+/// The steps of a vector: 16 bytes, or more if the next vector's taps reach back further.
 constexpr int row_vector(int taps, int element_bytes) {
   const int steps = 16 / element_bytes;
   return taps - 1 > steps ? 8 : steps;
 }
 
-/// The longest rows: steps are counted by 32 bits.
+/// The longest rows: step counts have 32 bits.
 constexpr int64_t kMaxRowSteps = int64_t{1} << 30;
 
-/// How a launch is divided: lanes() lanes have a segment of a row, batch by batch.
+/// The division of a launch: lanes() lanes work on a segment of a row, batch by batch.
 struct RowSplit {
   int lane_bits = 0;
   int segments = 0;
-  int rounds = 0;  // of a segment, a multiple of Tuning::rounds_ahead
+  int rounds = 0;  // per segment; a multiple of Tuning::rounds_ahead
 
   SELECTIVE_SCAN_HD int lanes() const { return 1 << lane_bits; }
 };
 
 // --- the choice ---
 
-/// The width of published models' convolutions.
+/// The width of the convolutions in published models.
 constexpr int kCommonWidth = 4;
-/// Returns the taps of the kernels that run a width; see first_tap().
+/// Returns the number of taps of the kernels for a width; see first_tap().
 constexpr int taps_of(int64_t width) {
   return width == kCommonWidth ? kCommonWidth : static_cast<int>(kMaxConvWidth);
 }
 
 enum class Kernels : int8_t { kNone, kColumns, kRows, kAnyStrides };
 
-/// What runs a call.
+/// The kernels that run a call, and how they divide it.
 struct ConvPlan {
   Kernels kernels = Kernels::kNone;
   bool is_whole = false;  // see columns_forward() and columns_backward()
-  ColumnSplit columns;    // also of kAnyStrides
+  ColumnSplit columns;    // also used by kAnyStrides
   RowSplit rows;
   int64_t part_rows = 0;  // of partial sums
   LaunchShape shape;

@@ -1,4 +1,4 @@
-// What the launchers know of the current device.
+// The properties of the current device that the launchers know.
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,7 +10,7 @@
 namespace selective_scan::cuda {
 namespace {
 
-/// Compiled for the same architectures as all kernels.
+/// Compiled for the same architectures as all kernels, so its attributes tell which code runs.
 __global__ void probe_kernel() {}
 
 cudaError_t ask(int id, Device& device) {

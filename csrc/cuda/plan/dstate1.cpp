@@ -1,4 +1,4 @@
-// The dstate 1 path: which calls it takes, and how it divides their channels.
+// The dstate1 path: which calls it takes, and how it divides their channels.
 
 #include <algorithm>
 
@@ -21,8 +21,8 @@ Refusal refuse(const ScanParams& params) {
   return {};
 }
 
-/// All arrays with steps have one element type and the same strides, and offsets within a tile of
-/// channels fit 32 bits.
+/// Requires that all arrays with steps have one element type and the same strides, and that offsets
+/// within a tile of channels fit 32 bits.
 template <class Params>
 Refusal refuse_arrays(const Params& params) {
   constexpr int64_t tile_channels = kMaxBackwardWarps<WideWindow> * WideWindow::kChannels;
@@ -34,7 +34,7 @@ Refusal refuse_arrays(const Params& params) {
     return {"u, delta, z and out or their gradients must have one dtype and the same strides"};
   }
   const auto fits = [&](const ArrayView& view) {
-    // What is on its way may lie behind the end.
+    // Prefetches may reach past the end.
     const int64_t steps = params.seqlen + 2 * SharedWindow::kRoundSteps;
     return fits_32_bits({{steps, view.step}, {tile_channels, view.channel}},
                         element_size(view.dtype));
@@ -45,14 +45,14 @@ Refusal refuse_arrays(const Params& params) {
   return {};
 }
 
-/// How many warps a multiprocessor has if a warp has so many channels of a group.
+/// Returns the warps per multiprocessor if each warp has this many channels of a group.
 double count_warps(const ScanParams& params, const Device& device, int channels) {
   const int64_t windows =
       params.batch * params.groups * ceil_div(params.dim / params.groups, channels);
   return static_cast<double>(windows) / device.multiprocessors;
 }
 
-/// Windows of eight channels, unless these are too few warps.
+/// Chooses windows of eight channels, unless these would be too few warps.
 int choose_window_channels(const ScanParams& params, const Device& device, bool is_backward) {
   const Figures::Choice& figures = figures_of(device).choice;
   const double warps = count_warps(params, device, WideWindow::kChannels);
@@ -61,8 +61,8 @@ int choose_window_channels(const ScanParams& params, const Device& device, bool 
   return are_few ? LongWindow::kChannels : WideWindow::kChannels;
 }
 
-/// One warp, unless windows have one channel and are too few as well: then four share them.
-/// Backward a multiprocessor has room for half as many of 4-byte elements.
+/// Chooses one warp, unless one-channel windows would be too few warps as well: then four warps
+/// share each. Backward, a multiprocessor has room for half as many warps with 4-byte elements.
 int choose_window_warps(const ScanParams& params, const Device& device, bool is_backward,
                         int window_channels, Rows rows) {
   if (window_channels > 1 || rows != Rows::kVectors) return 1;
@@ -73,8 +73,8 @@ int choose_window_warps(const ScanParams& params, const Device& device, bool is_
   return are_few ? SharedWindow::kWarps : 1;
 }
 
-/// The best that all arrays allow. Kernels know of vectors only together with B and C of the same
-/// type.
+/// Returns the best row layout that all arrays allow. The kernels support vectors only if B and C
+/// have the same type.
 template <class Params>
 Rows find_rows(const Params& params, int window_channels) {
   if (params.B.dtype != params.u.dtype || params.C.dtype != params.u.dtype) return Rows::kScattered;
@@ -93,9 +93,9 @@ Rows find_rows(const Params& params, int window_channels) {
   return can_be_dense ? Rows::kDense : Rows::kScattered;
 }
 
-/// Gives a block of so many warps the shared memory for rows of so many arrays, beside the bytes
-/// that it has in any case: of vectors kStages chunks, of dense rows all steps. Returns false where
-/// it has no room.
+/// Adds the shared memory for rows to a block of `warps` warps that already needs `other_bytes`:
+/// rows of `arrays` arrays, kStages windows of vectors or all steps of dense rows. Returns false if
+/// the block has no room for them.
 template <class Plan>
 bool make_room_for_rows(const ScanParams& params, const Device& device, int warps, int arrays,
                         int other_bytes, Plan& plan) {
@@ -113,7 +113,7 @@ bool make_room_for_rows(const ScanParams& params, const Device& device, int warp
   return true;
 }
 
-/// Divides the channels among blocks. Returns false where one has no room for rows as they are.
+/// Divides the channels among blocks. Returns false if a block has no room for the rows.
 bool divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   plan.windows = static_cast<int>(ceil_div(params.dim / params.groups, plan.window_channels));
   plan.work_items = static_cast<int>(params.batch * params.groups * plan.windows);
@@ -126,8 +126,8 @@ bool divide(const ForwardParams& params, const Device& device, ForwardPlan& plan
                             kForwardWarps * static_cast<int>(own_bytes), plan);
 }
 
-/// How long blocks take, `resident` of which a multiprocessor has at a time, in the time that a
-/// multiprocessor takes for a warp. In each wave they wait, too, however few they are.
+/// Estimates how long the blocks take, with `resident` of them per multiprocessor at a time, in the
+/// time that a multiprocessor takes for one warp. Each wave adds a wait, however few blocks it has.
 double time_of_waves(const Device& device, const BackwardPlan& plan, int resident) {
   const double wait = figures_of(device).choice.dstate1_wait;
   const auto wave = [&](int64_t blocks) {
@@ -146,8 +146,8 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
   const int most_warps = visit([]<class Shape>(Shape) { return kMaxBackwardWarps<Shape>; });
   const auto most = static_cast<int>(std::min<int64_t>(windows, most_warps / plan.window_warps));
   const int fewest = plan.window_warps > 1 ? std::min(most, 2) : most;
-  // Large tiles have few partial sums. Smaller ones are better where they are done sooner, or where
-  // a block has no room for others.
+  // Large tiles have few partial sums. Smaller tiles are better if they finish sooner, or if a
+  // block has no room for larger ones.
   double best_time = 0;
   BackwardPlan candidate = plan;
   for (int tile_windows = most; tile_windows >= fewest; --tile_windows) {
@@ -169,8 +169,8 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
   return best_time > 0;
 }
 
-/// Makes the part of a plan that both passes have: what rows are, who shares windows, and blocks
-/// that have room for them.
+/// Fills in the part of a plan that both passes share: the row layout, the warps that share a
+/// window, and blocks that have room for them.
 template <class Params, class Plan>
 Refusal choose_and_divide(const Params& params, const Device& device, bool is_backward,
                           Plan& plan) {
@@ -181,7 +181,7 @@ Refusal choose_and_divide(const Params& params, const Device& device, bool is_ba
   plan.window_warps =
       choose_window_warps(params, device, is_backward, plan.window_channels, plan.rows);
   while (!divide(params, device, plan)) {
-    // Blocks of warps that share nothing are smaller, and those of single elements always fit.
+    // Blocks whose warps share nothing are smaller, and those of single elements always fit.
     if (plan.window_warps > 1) {
       plan.window_warps = 1;
     } else {

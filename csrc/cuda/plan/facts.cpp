@@ -1,4 +1,4 @@
-// A device's figures as text, and smaller ones in the place of its own.
+// A device's figures as text, and the replacement of its figures by smaller ones.
 
 #include <algorithm>
 #include <array>

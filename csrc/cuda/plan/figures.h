@@ -1,9 +1,9 @@
-// The numbers that decide which path runs a call of the selective scan, and how it divides the
-// work, where the figures of the device alone do not tell: they were measured.
+// The measured numbers by which plans choose a path for a call of the selective scan and divide its
+// work, in so far as the figures of the device do not decide.
 //
-// There is a table for each generation of GPUs that was measured; others take the nearest one's.
-// benchmarks/compare_paths.py shows, on the GPU at hand, whether what they choose for users' calls
-// is the best path or within 10 % of it.
+// There is one table for each generation of GPUs that was measured; other GPUs use the nearest one.
+// benchmarks/compare_paths.py shows, on the GPU at hand, whether the paths that they choose for
+// users' calls are the best or within 10 % of it.
 #pragma once
 
 #include <cstdint>
@@ -12,49 +12,53 @@
 
 namespace selective_scan::cuda {
 
-/// Those of Hopper, measured on an H200. The table of another generation names what differs.
+/// The numbers for Hopper, measured on an H200. The table of another generation names the
+/// differences.
 struct Figures {
-  /// Which path is the better choice: see plan.cpp, and slices.cpp for copies.
+  /// The choice of a path: see plan.cpp, and slices.cpp for copies.
   struct Choice {
-    /// Sequences of fewer steps are short.
+    /// Sequences with fewer steps are short.
     int64_t short_steps = 1024;
 
-    /// narrow takes calls with so many of its warps a multiprocessor.
+    /// narrow takes calls with at least this many of its warps per multiprocessor.
     int64_t narrow_warps = 3;
 
-    /// dstate1 gives each warp one channel where warps of eight would be fewer a multiprocessor
-    /// than these, forward and backward, and a sequence has at least so many steps times the square
-    /// of their number. More warps have more work in all, and what they gain grows with the steps.
-    /// Likewise four warps share a channel.
+    /// Forward and backward: with fewer warps of eight channels than this per multiprocessor,
+    /// dstate1 gives each warp one channel, provided that a sequence has at least
+    /// dstate1_long_steps times the square of that number of warps. More warps do more work in
+    /// total, but their gain grows with the steps. By the same rule with dstate1_shared_steps, four
+    /// warps share a channel.
     double dstate1_long_warps[2] = {16, 4};
     double dstate1_long_steps = 64;
     double dstate1_shared_steps = 256;
-    /// Backward, what warps that share channels wait for takes as long as the work of so many.
+    /// Backward, the waits of warps that share channels take as long as the work of this many
+    /// warps.
     double dstate1_wait = 30;
-    /// dstate1 has no segments: fewer rows than these, of all batch entries, it takes up to so many
-    /// steps of each warp that shares a channel.
+    /// dstate1 has no segments. With fewer rows than this, over all batch entries, it only takes
+    /// sequences of up to dstate1_most_steps per warp that shares a channel.
     int64_t dstate1_rows = 192;
     int64_t dstate1_most_steps = 8192;
 
-    /// prompt takes sequences of so many steps, or of so many times the channels that a
-    /// multiprocessor has.
+    /// prompt takes sequences of up to prompt_steps, or of up to prompt_channel_steps times the
+    /// channels per multiprocessor.
     int64_t prompt_steps = 3072;
     int64_t prompt_channel_steps = 680;
-    /// prompt's lanes have one state each where a multiprocessor then has no more scanning warps.
+    /// prompt's lanes hold one state each if a multiprocessor then has at most this many scanning
+    /// warps.
     int prompt_scanners = 8;
 
-    /// streamed, which has no segments of constant B and C, takes sequences that are not short if
-    /// it has so many warps a multiprocessor.
+    /// streamed has no segments with constant B and C. It takes such sequences if they are short,
+    /// or if it has at least this many warps per multiprocessor.
     double constant_warps = 1;
 
-    /// streamed takes packed sequences that have so many steps on average, and so many elements in
-    /// all; this is by count, not measured.
+    /// streamed takes packed sequences with at least this many steps on average, and this many
+    /// elements in total. These limits are by count, not measured.
     int64_t packed_steps = 4;
     int64_t packed_elements = int64_t{1} << 17;
 
-    /// The launches of copies cost too much for fewer elements, their memory for more. The floor
-    /// takes so much longer that they pay from fewer on, and rows that are no vectors cost more
-    /// forward.
+    /// Copies cost too many launches for fewer elements than this, and too much memory for more.
+    /// Calls that would run on the floor gain so much that copies pay from fewer elements on. Rows
+    /// that are not vectors cost more in the forward pass.
     int64_t fewest_copied_forward = int64_t{1} << 19;
     int64_t fewest_copied_backward = int64_t{1} << 20;
     int64_t fewest_copied_for_floor = int64_t{1} << 17;
@@ -62,64 +66,63 @@ struct Figures {
   } choice;
 
   struct Segments {
-    /// Summary and start of a shorter segment cost the floor, and packed sequences, more than what
-    /// runs at the same time saves.
+    /// Shorter segments do not pay, on the floor and for packed sequences: their summaries and
+    /// starts cost more than the parallelism saves.
     int64_t steps = 512;
-    /// So many blocks a multiprocessor finish together.
+    /// With this many blocks per multiprocessor, the multiprocessors finish together.
     int64_t blocks = 4;
-    /// Segments of packed sequences differ in length: so many for each place that blocks have on
-    /// the device at a time let places end together.
+    /// Segments of packed sequences differ in length. With this many for each block that the device
+    /// can hold at a time, all finish together.
     int64_t packed_waves_forward = 8;
     int64_t packed_waves_backward = 12;
   } segments;
 
-  /// By this estimate streamed_forward.cpp takes the number of warps and of segments. The unit of
-  /// its times is what a warp's share of a busy multiprocessor takes for one chunk.
+  /// The estimate by which streamed_forward.cpp chooses the number of warps and of segments. The
+  /// unit of time is what a warp's share of a busy multiprocessor takes for one chunk.
   struct StreamedForward {
-    /// The first warps wait so long, and each warp hides this part of it.
+    /// The first warps wait this long; each warp hides this fraction of the wait.
     double wait = 4.4;
     double hidden = 0.4;
-    /// A block has its own B and C to wait for.
+    /// A block also waits for its B and C.
     double ring = 0.25;
-    /// A block begins with a delay, which those that run with it share.
+    /// A block begins with a delay, which the blocks that run with it share.
     double delay = 12;
-    /// A block begins with a scheduler of its own, so that some schedulers have more warps: this
-    /// part of its warps counts as if all had as many as the fullest.
+    /// Each block deals its warps anew, so some schedulers have more warps. This fraction of a
+    /// block's warps counts as if all schedulers had as many as the fullest.
     double fullest = 0.67;
 
-    /// To find out what segments do takes this part of the time for the scan, and a delay.
+    /// Summarizing the segments takes this fraction of the scan's time, and a delay.
     double summary_share = 0.8;
     double summary_delay = 40;
-    /// Segments lose this part of the time where there is one wave of them, less where there are
-    /// more.
+    /// A single wave of segments loses this fraction of the time, several waves less.
     double unevenness = 0.08;
-    /// Each warp of a block costs this part of the time.
+    /// Each warp of a block costs this fraction of the time.
     double coupling = 0.01;
-    /// Kernels that have fewer warps at hand lose this part of the time.
+    /// Kernels with fewer warps per multiprocessor lose this fraction of the time.
     double sparse = 0.02;
-    /// With so many warps a multiprocessor segments do not pay.
+    /// From this number of warps per multiprocessor on, segments do not pay.
     double many_warps = 6;
-    /// A segment has no fewer chunks.
+    /// A segment has at least this many chunks.
     int64_t segment_chunks = 8;
   } streamed_forward;
 
-  /// With these streamed_backward.cpp chooses warps and tiles.
+  /// The estimate by which streamed_backward.cpp chooses warps and tiles.
   struct StreamedBackward {
     /// With w warps, a multiple of four, a multiprocessor issues at w / (w + half_rate_warps) of
-    /// its full rate, and fewer take as long as the fullest scheduler does. So the unit of
-    /// estimated times is the time of a chunk over w + half_rate_warps.
+    /// its full rate. Other numbers of warps take as long as their fullest scheduler. So the unit
+    /// of time is the time of a chunk over w + half_rate_warps.
     int half_rate_warps = 6;
-    /// A block begins with a delay, and segments with another one, of the kernels that summarize
-    /// and combine them.
+    /// A block begins with a delay. Segments add another one, for the kernels that summarize and
+    /// combine them.
     double delay = 14;
     double segments_delay = 18;
-    /// A chunk takes so many times the time with its summary.
+    /// A chunk and its summary take this many times as long as the chunk alone.
     double summarized = 1.27;
-    /// Tiles of fewer steps are done too soon for a block to wait for another one.
+    /// Tiles with fewer steps finish too soon for blocks to wait for one another.
     int64_t ordered_steps = 256;
-    /// To split some tiles does not pay where whole ones keep so many multiprocessors busy.
+    /// Splitting tiles does not pay if whole tiles keep this fraction of the multiprocessors busy.
     double good_balance = 0.92;
-    /// Split tiles take so many times the time, for more blocks begin and end.
+    /// Split tiles take this many times as long, because more blocks begin and end.
     double split_cost = 1.05;
   } streamed_backward;
 };

@@ -1,4 +1,4 @@
-// The floor: any call, so long as a block's shared memory has room for one warp's share.
+// The floor: runs any call, provided that one warp's share of it fits a block's shared memory.
 
 #include "../floor/plan.h"
 
@@ -11,11 +11,11 @@
 namespace selective_scan::cuda::floor {
 namespace {
 
-constexpr int kFewestBlocks = 2;       // that a multiprocessor has room for, if they have warps
-constexpr int64_t kPackedBlocks = 16;  // a multiprocessor, to which packed sequences are dealt out
+constexpr int kFewestBlocks = 2;       // that a multiprocessor has room for, if possible
+constexpr int64_t kPackedBlocks = 16;  // per multiprocessor; packed sequences are dealt out to them
 
-/// Takes the most warps that divide the group among tiles, that shared memory has room for, and
-/// that leave enough blocks for the device, segments counted.
+/// Chooses the most warps per block with which a tile is more than half full, shared memory has
+/// room for the blocks, and there are enough blocks for the device, counting segments.
 template <class Plan>
 void choose_tile(const ScanParams& params, const Device& device, bool is_backward, Plan& plan) {
   Geometry& geometry = plan.geometry;
@@ -33,7 +33,7 @@ void choose_tile(const ScanParams& params, const Device& device, bool is_backwar
   }
 }
 
-/// Cuts time where the channels alone leave most multiprocessors without work.
+/// Cuts time if the channels alone leave most multiprocessors without work.
 void set_segments(const ScanParams& params, const Device& device, Geometry& geometry) {
   const int64_t tiles = params.groups * geometry.tiles;
   geometry.work_items = params.batch * tiles;
@@ -48,13 +48,14 @@ void set_segments(const ScanParams& params, const Device& device, Geometry& geom
   }
 }
 
-/// Each partial sum of dB and dC is as long as B and C. There are no more than take as much memory
-/// as two arrays like u in fp32, or than keep the device busy.
+/// Limits the partial sums of dB and dC, each of which is as long as B and C: together they take at
+/// most as much memory as two arrays like u in fp32, or there are just enough to keep the device
+/// busy.
 void share_partial_sums(const ScanParams& params, const Device& device, Geometry& geometry) {
   const int64_t rows = geometry.segments * params.batch * params.groups;
   const int64_t most = std::max({int64_t{1}, geometry.group_channels / params.dstate,
                                  ceil_div(int64_t{kFewestBlocks} * device.multiprocessors, rows)});
-  // Where a block takes several work items, its tiles do not come in order.
+  // If a block takes several work items, tiles do not run in order.
   if (geometry.tiles <= most || geometry.work_items > kMaxBlocks) return;
   geometry.set_tiles(ceil_div(geometry.tiles, most));
   geometry.work_items = rows * geometry.sums_per_group;
@@ -68,7 +69,7 @@ Refusal plan_pass(const Params& params, const Device& device, Plan& plan) {
   const int state_bytes = params.is_complex ? 2 * real_bytes : real_bytes;
   Geometry& geometry = plan.geometry;
   geometry.group_channels = params.dim / params.groups;
-  // sums/ takes 16 bytes of a channel's states at a time, or a single one of fp32.
+  // sums/ reads 16 bytes of a channel's states at a time, or a single fp32 state.
   int64_t lanes = std::min<int64_t>(params.dstate, kWarpSize);
   if (lanes > 1 || state_bytes > 4) lanes = std::max<int64_t>(lanes, 16 / state_bytes);
   while (geometry.lanes() < lanes) ++geometry.lane_bits;

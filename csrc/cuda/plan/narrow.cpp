@@ -9,10 +9,10 @@
 namespace selective_scan::cuda::narrow {
 namespace {
 
-/// The kernels' numbers of states.
+/// The numbers of states that have kernels.
 constexpr int kPaddedStates[] = {1, 2, kMostStates};
 
-constexpr int kMostResidentBlocks = 32;  // of a multiprocessor
+constexpr int kMostResidentBlocks = 32;  // per multiprocessor
 
 Refusal refuse(const ScanParams& params) {
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
@@ -25,7 +25,8 @@ Refusal refuse(const ScanParams& params) {
   return {};
 }
 
-/// How rows are moved, by the widest accesses that all of them allow; none where `access` is 0.
+/// Returns how rows are moved: by the widest accesses that all of them allow. `access` is 0 if
+/// there are none.
 template <class Params>
 RowLayout find_layout(const Params& params, int channels) {
   const auto size = static_cast<int>(element_size(params.u.dtype));
@@ -68,7 +69,7 @@ Refusal divide(const Params& params, AnyPlan& plan) {
   if (plan.rows.access == 0) {
     return {"rows must lie along time, aligned to 4 bytes, or be short ones without gaps"};
   }
-  // One state has kernels for dense rows alone.
+  // One state has kernels only for dense rows.
   static_assert(WarpShape<1>::kChannels == WarpShape<2>::kChannels);
   if (!plan.rows.is_dense) plan.padded_states = std::max(plan.padded_states, 2);
   plan.tiles = ceil_div(params.dim / params.groups, plan.warp_channels);
@@ -78,8 +79,8 @@ Refusal divide(const Params& params, AnyPlan& plan) {
   return {};
 }
 
-/// Has rows of one chunk alone, if that lets all warps run at a time and two do not: others hide
-/// what a warp waits for.
+/// Keeps the rows of one chunk only, if all warps can then run at a time and with two chunks they
+/// cannot: other warps hide the waits of a warp.
 template <class AnyPlan, class Bytes>
 Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan) {
   const auto waves = [&](int stages) {

@@ -1,7 +1,7 @@
-// Which path is the better choice for a call: the rules, and nothing else.
+// The rules that choose a call's path, and nothing else.
 //
-// The first path of prompt, narrow, dstate1 and streamed that can run a call and is preferred takes
-// it, else the floor. figures.h has the numbers.
+// The first path of prompt, narrow, dstate1 and streamed that can run the call and is preferred
+// takes it, else the floor. figures.h has the numbers.
 
 #include "plan.h"
 
@@ -25,7 +25,7 @@ const Choice& choice_of(const Device& device) {
   return figures_of(device).choice;
 }
 
-/// dstate1 cannot cut time into segments, without which few channels with long sequences leave most
+/// dstate1 cannot cut time into segments. Without them, few channels with long sequences leave most
 /// of the device idle.
 bool has_enough_channels(const ScanParams& params, const Choice& figures, int window_warps) {
   return params.seqlen <= figures.dstate1_most_steps * window_warps ||
@@ -40,8 +40,8 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return has_enough_channels(params, choice_of(device), plan.window_warps);
 }
 
-/// narrow's lanes have a channel each: it takes enough of them to keep a multiprocessor busy.
-/// With one state dstate1 does better, but where short rows are not aligned.
+/// narrow's lanes have a channel each, so it takes calls with enough channels to keep a
+/// multiprocessor busy. With one state, dstate1 is faster unless short rows are not aligned.
 template <class Plan>
 bool is_narrow(const ScanParams& params, const Device& device, const Plan& plan) {
   const Choice& figures = choice_of(device);
@@ -57,8 +57,9 @@ bool is_preferred(const BackwardParams& params, const Device& device,
   return is_narrow(params, device, plan);
 }
 
-/// prompt's lanes walk through all of time. It takes what the device has room for at a time; but of
-/// few channels a long sequence is done sooner in segments, and of one state by dstate1.
+/// prompt's lanes walk through the whole sequence, so it takes calls that fit the device in one
+/// wave. But few channels with a long sequence finish sooner in segments, and one state runs faster
+/// on dstate1.
 bool is_preferred(const ForwardParams& params, const Device& device,
                   const prompt::ForwardPlan& plan) {
   const Choice& figures = choice_of(device);
@@ -67,16 +68,16 @@ bool is_preferred(const ForwardParams& params, const Device& device,
          params.seqlen <= std::max(figures.prompt_steps, figures.prompt_channel_steps * channels);
 }
 
-/// A packed sequence takes a whole chunk for its last steps, and there are launches that tell of
-/// the chunks: neither many short sequences nor few elements pay for that.
+/// The last steps of a packed sequence take a whole chunk, and extra launches describe the chunks.
+/// Many short sequences, or few elements, do not pay for that.
 bool pays_chunks(const ScanParams& params, const Choice& figures) {
   return !params.packed.present() || (params.seqlen >= figures.packed_steps * params.packed.count &&
                                       params.dim * params.seqlen >= figures.packed_elements);
 }
 
-/// The streamed path is for all else that it can run, also of one state, which it pads to sixteen:
-/// the floor takes longer even then. It does not cut time into segments where B and C are constant;
-/// the floor does, which is faster for few channels with long sequences.
+/// The streamed path takes everything else that it can run. That includes one state, which it pads
+/// to sixteen: the floor takes longer even then. It does not cut time into segments if B and C are
+/// constant; the floor does, which is faster for few channels with long sequences.
 bool is_streamed(const ScanParams& params, const Device& device, int warp_channels) {
   const Choice& figures = choice_of(device);
   return pays_chunks(params, figures) &&
@@ -118,8 +119,8 @@ bool takes(const Params& params, const Device& device, AnyPlan& any) {
          is_preferred(params, device, std::get<static_cast<size_t>(kPath)>(any.of_path));
 }
 
-/// The functions that make plans are in the order of paths; those that AnyPlan lacks refuse every
-/// call.
+/// The functions that make plans, in the order of Path. Those of paths that AnyPlan lacks refuse
+/// every call.
 template <class AnyPlan, class Params>
 using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
 template <class AnyPlan, class Params>

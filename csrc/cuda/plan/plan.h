@@ -1,11 +1,11 @@
-// Which kernels run a call of the selective scan, and in which shape.
+// The plan of a selective-scan call: its kernels and their launch shapes.
 //
-// A plan is made once a call, from the parameters and the device's figures alone. Launchers
+// A plan is made once per call, from the parameters and the device's figures alone. Launchers
 // (launch.cu of each path) turn it into kernel launches and decide nothing.
 //
-// plan.cpp holds the rules by which one path is the better choice than another. Each path has a
-// file here with what it can run, how it divides the work, and what scratch memory it needs. Its
-// plan is a struct of its own, which lies with its kernels.
+// plan.cpp has the rules by which one path is preferred to another. Each path has a file here that
+// says which calls it can run, how it divides the work, and which scratch memory it needs. The
+// path's plan struct lies with its kernels.
 #pragma once
 
 #include <array>
@@ -24,19 +24,19 @@
 
 namespace selective_scan::cuda {
 
-/// The last one has a forward pass alone.
+/// kPrompt has only a forward pass.
 enum class Path : int8_t { kDstate1, kStreamed, kFloor, kNarrow, kPrompt };
 constexpr std::array<std::string_view, 5> kPathNames = {"dstate1", "streamed", "floor", "narrow",
                                                         "prompt"};
 static_assert(kPathNames.size() == static_cast<size_t>(Path::kPrompt) + 1 &&
               !kPathNames.back().empty());
 
-/// Whether a device has the path's kernels, of which some need asynchronous copies.
+/// Returns whether a device has the path's kernels, some of which need asynchronous copies.
 constexpr bool has_kernels(const Device& device, Path path) {
   return device.has_async_copies() || path == Path::kDstate1 || path == Path::kFloor;
 }
 
-/// The plans are in the order of Path.
+/// The plans of all paths, in the order of Path.
 template <class... Plans>
 struct AnyPlan {
   std::variant<Plans...> of_path;
@@ -54,9 +54,9 @@ using ForwardPlan = AnyPlan<dstate1::ForwardPlan, streamed::ForwardPlan, floor::
 using BackwardPlan = AnyPlan<dstate1::BackwardPlan, streamed::BackwardPlan, floor::BackwardPlan,
                              narrow::BackwardPlan>;
 
-/// The plan of a call that is not empty: batch, dim and dstate are positive. `wanted` is the path
-/// to take, if that is not left to the rules. Throws std::runtime_error where that path cannot run
-/// the call, or no path can.
+/// Plans a call that is not empty: batch, dim and dstate are positive. `wanted` forces a path;
+/// without it the rules choose one. Throws std::runtime_error if that path, or every path, cannot
+/// run the call.
 ForwardPlan plan_scan(const ForwardParams& params, const Device& device,
                       std::optional<Path> wanted = std::nullopt);
 BackwardPlan plan_scan(const BackwardParams& params, const Device& device,

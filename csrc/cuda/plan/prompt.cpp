@@ -11,7 +11,7 @@
 namespace selective_scan::cuda::prompt {
 namespace {
 
-/// Whether rows are vectors of what lanes move, from the first step on.
+/// Returns whether rows consist of vectors of the size that lanes move, from the first step on.
 bool have_step_vectors(const ForwardParams& params) {
   const auto are_vectors = [&](const ArrayView& view, int64_t items) {
     return view.step == 1 && has_step_vectors(params, view, items);
@@ -22,7 +22,7 @@ bool have_step_vectors(const ForwardParams& params) {
          are_vectors(params.C, items);
 }
 
-/// Says the same of rows along channels, and of B and C along states.
+/// Returns the same for rows along channels, and for B and C along states.
 template <class S>
 bool have_channel_vectors(const ForwardParams& params) {
   const auto is_row = [&](const ArrayView& view) {
@@ -31,14 +31,14 @@ bool have_channel_vectors(const ForwardParams& params) {
   const int64_t items = 16 / element_size(params.u.dtype);
   const auto are_vectors = [&](const ArrayView& view) {
     ArrayView vectors = view;
-    vectors.state = 0;  // where they begin
+    vectors.state = 0;  // checks where the vectors begin, not each state
     return view.state == 1 && params.dstate % items == 0 &&
            is_aligned(params, vectors, reinterpret_cast<uintptr_t>(view.data), 16, false);
   };
   return all_of(rows_of(params), is_row) && are_vectors(params.B) && are_vectors(params.C);
 }
 
-/// Whether rows lie along steps, wherever they begin.
+/// Returns whether rows lie along steps, wherever they begin.
 bool have_steps(const ForwardParams& params) {
   const auto is_row = [](const ArrayView& view) { return view.step == 1; };
   return all_of(rows_of(params), is_row) && is_row(params.B) && is_row(params.C);
@@ -50,7 +50,7 @@ Refusal refuse(const ForwardParams& params) {
   if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
   if (params.dstate > kPaddedStates) return {"dstate must be at most 16", params.dstate};
-  constexpr int64_t kMost = std::numeric_limits<int>::max() / 4;  // steps and bytes of a row
+  constexpr int64_t kMost = std::numeric_limits<int>::max() / 4;  // steps, or bytes of a row
   if (params.seqlen < 1 || params.seqlen > kMost - kChunk) {
     return {"seqlen must be positive, and fit 32 bits", params.seqlen};
   }
@@ -69,8 +69,8 @@ Refusal refuse(const ForwardParams& params) {
   return {};
 }
 
-/// So many warps a block has at least, with those that make rows. No scheduler has fewer of its
-/// warps than others.
+/// Returns the number of warps of a block, including those that make rows. It is rounded up so that
+/// all schedulers have the same number.
 constexpr int64_t warps_for(int64_t scanners, int64_t makers) {
   return round_up(scanners + makers, kSchedulers);
 }
@@ -97,8 +97,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   const auto shared_bytes = [&](int64_t scanners) {
     return S::shared_bytes(size, static_cast<int>(scanners), plan.along);
   };
-  // As many makers as scanners keep up with these. Where a block lacks the room, a third of them do
-  // with little delay.
+  // Equally many makers keep up with the scanners. If the block lacks room for them, a third as
+  // many keep up with little delay.
   const auto fits = [&](int64_t scanners) {
     return warps_for(scanners, ceil_div(scanners, 3)) <= S::kMostWarps &&
            shared_bytes(scanners) <= device.block_shared_bytes;
@@ -106,8 +106,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
   int64_t most = group_warps;
   while (most > 0 && !fits(most)) most = std::min<int64_t>(most - 1, S::kMostWarps);
   if (most == 0) return kNotEnoughSharedMemory;
-  // One wave of blocks, each with as many warps as a multiprocessor has; else as few waves of
-  // blocks as there can be, of equal size.
+  // One wave of blocks, each with a multiprocessor's share of warps, if they have room; else as few
+  // waves of equal blocks as possible.
   const int64_t share = ceil_div(sequences * group_warps, device.multiprocessors);
   const int64_t waves = plan.waves = ceil_div(share, most);
   const int64_t scanners = std::min(ceil_div(share, waves), most);
@@ -124,8 +124,8 @@ Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& p
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (const Refusal refusal = refuse(params)) return refusal;
-  // Two states a lane take less of shared memory's time, which holds up many warps, and leave room
-  // for more channels.
+  // Two states per lane spend less time on shared memory, which delays blocks of many warps, and
+  // leave room for more channels.
   const Refusal refusal = divide<Shape<1>>(params, device, plan);
   if (refusal || (plan.waves == 1 && plan.scanners <= figures_of(device).choice.prompt_scanners))
     return refusal;

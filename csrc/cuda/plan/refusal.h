@@ -1,4 +1,4 @@
-// What a path says of a call that it cannot run.
+// The reasons for which a path cannot run a call.
 #pragma once
 
 #include <cstdint>
@@ -7,28 +7,28 @@
 
 namespace selective_scan::cuda {
 
-/// Why a path cannot run a call. Costs nothing until somebody asks for the words.
+/// Why a path cannot run a call. It costs nothing until the text is built.
 struct Refusal {
-  const char* reason = nullptr;  // null: it can
-  int64_t got = -1;              // what the call has instead, if that is a number
+  const char* reason = nullptr;  // null: the path can run it
+  int64_t got = -1;              // the call's value, if it is a number
 
   explicit operator bool() const { return reason != nullptr; }
 };
 
-/// What needs asynchronous copies says this of a device that has none.
+/// The refusal of kernels that need asynchronous copies on a device without them.
 constexpr Refusal refusal_of_older(const Device& device) {
   return {"the GPU's compute capability must be 8.0 or later", device.major};
 }
 
-/// A path says this that has kernels of kCommonMethod alone.
+/// The refusal of a path that only has kernels for kCommonMethod.
 constexpr Refusal kNotThisMethod{"the method must be zoh"};
 
 constexpr Refusal kNotEnoughSharedMemory{"blocks of this GPU have not enough shared memory"};
 
-/// A path says this that has no kernels for the gradient of the initial state alone.
+/// The refusal of a path without kernels that compute only the gradient of the initial state.
 constexpr Refusal kNotStateAlone{"gradients other than the initial state's must be wanted"};
 
-/// A path says this that has no kernels for the map of all steps alone.
+/// The refusal of a path without kernels that compute only the map of all steps.
 constexpr Refusal kNotMapAlone{"out or states must be wanted"};
 
 }  // namespace selective_scan::cuda

@@ -8,20 +8,20 @@
 
 namespace selective_scan::cuda {
 
-/// Gives a pass scratch memory whenever it asks: that many bytes, aligned to 256, whose content
-/// does not matter. What is enqueued on the same stream behind the pass may have it again. No
-/// kernel allocates.
+/// A function that a pass calls for scratch memory: it returns `bytes` bytes, aligned to 256, with
+/// any content. Work that is enqueued on the same stream after the pass may reuse them. No kernel
+/// allocates.
 using ScratchMemory = std::function<void*(int64_t bytes)>;
 
-/// This says where an array lies.
+/// The position of an array in scratch memory.
 class ScratchArray {
  public:
-  constexpr ScratchArray() = default;  // there is no such array
+  constexpr ScratchArray() = default;  // an absent array
   explicit constexpr ScratchArray(int64_t offset) : offset_(offset) {}
 
   constexpr int64_t offset() const { return offset_; }
   constexpr bool present() const { return offset_ >= 0; }
-  /// Null where there is no such array.
+  /// Returns null for an absent array.
   template <class T = void>
   T* in(void* memory) const {
     return !present() ? nullptr : reinterpret_cast<T*>(static_cast<char*>(memory) + offset_);
@@ -31,11 +31,11 @@ class ScratchArray {
   int64_t offset_ = -1;
 };
 
-/// Hands out consecutive arrays.
+/// Allocates consecutive arrays.
 struct ScratchLayout {
   int64_t bytes = 0;
 
-  /// None where it is not wanted.
+  /// Returns an absent array if it is not wanted.
   ScratchArray take(bool wanted, int64_t count, int64_t size) {
     constexpr int64_t kAlignment = 256;
     if (!wanted) return ScratchArray();
@@ -45,7 +45,7 @@ struct ScratchLayout {
   }
 };
 
-/// Arrays of either pass.
+/// The arrays of either pass.
 struct ForwardScratch : ScratchLayout {
   ScratchArray packed_bc;         // see PackedBC
   ScratchArray factors, offsets;  // see SegmentStates
@@ -56,13 +56,13 @@ struct ForwardScratch : ScratchLayout {
   }
 };
 
-/// Arrays of a backward pass: see BackwardWorkspace.
+/// The arrays of a backward pass: see BackwardWorkspace.
 struct BackwardScratch : ForwardScratch {
   ScratchArray dBC_partials, dA, dB, dC, dD, ddelta_bias;
-  ScratchArray flags;  // of the blocks that others wait for
+  ScratchArray flags;  // of blocks that others wait for
 
-  /// The sums over steps: `states` values of `state_bytes` each where a channel's states have one
-  /// each, `channels` values of `real_bytes` where it has one alone.
+  /// Takes the sums over steps. Per-state sums have `states` values of `state_bytes` each,
+  /// per-channel sums `channels` values of `real_bytes`.
   template <class Params>
   void take_sums(const Params& params, int64_t states, int64_t state_bytes, int64_t channels,
                  int64_t real_bytes) {

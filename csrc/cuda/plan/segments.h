@@ -1,4 +1,4 @@
-// Cutting time into segments that run at the same time.
+// Cuts time into segments that run at the same time.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace selective_scan::cuda {
 
-/// Cuts time into so many segments, or into fewer as these are of whole chunks.
+/// Cuts time into this many segments, or into fewer because segments are whole chunks.
 inline void cut_time(int64_t seqlen, int64_t segments, Geometry& geometry) {
   if (segments < 2) return;
   geometry.segment_steps = round_up(ceil_div(seqlen, segments), kChunk);
@@ -18,9 +18,9 @@ inline void cut_time(int64_t seqlen, int64_t segments, Geometry& geometry) {
   geometry.work_items *= geometry.segments;
 }
 
-/// `share`: how many chunks a place has where places share them evenly. A sequence with no more may
-/// stay whole: it is among the first to begin, and short ones fill up what it leaves. Backwards
-/// they leave more to fill up.
+/// `share` is the number of chunks per place if places share them evenly. A sequence with no more
+/// chunks than that may stay whole: it is among the first to begin, and short ones fill the rest of
+/// the time. Backward, the limit is lower because more time has to be filled.
 inline PackedCuts packed_cuts(int64_t segments, int64_t segment_chunks, int64_t share,
                               bool backwards) {
   const int64_t longest = backwards ? 3 * share / 4 : share;

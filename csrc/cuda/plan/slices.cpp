@@ -1,4 +1,4 @@
-// Which calls run in slices or on copies of their rows, and what lies where.
+// Which calls run in slices or on copies of their rows, and the layout of their memory.
 
 #include "slices.h"
 
@@ -13,10 +13,10 @@
 namespace selective_scan::cuda {
 namespace {
 
-/// What slices leave is added up whenever there are so many of them.
+/// The partial results of this many slices are kept before they are summed.
 constexpr int kSlots = 2;
 
-/// Rows are vectors if their length is a multiple of this.
+/// Rows can be vectors if their length is a multiple of this.
 constexpr int64_t kVectorItems = 8;
 
 template <class Params>
@@ -45,8 +45,8 @@ bool lies_along_steps(const ArrayView& view) {
   return std::abs(view.step) <= std::abs(view.channel);
 }
 
-/// Whether the device has streamed kernels, and they both passes for this kind of B and C, of
-/// input, and of method.
+/// Returns whether the device has streamed kernels, and these support both passes for this kind of
+/// B and C, of input, and of method.
 bool has_streamed_kind(const ScanParams& params, const Device& device) {
   const bool is_plain = params.variable_B && !params.is_complex;
   const bool is_known = params.variable_B || !params.is_complex;
@@ -55,7 +55,7 @@ bool has_streamed_kind(const ScanParams& params, const Device& device) {
          (has_all_kernels(params.method) ? is_known : is_plain);
 }
 
-/// The layout of u, if that can have vectors or the other one cannot.
+/// Returns the layout of u, if it allows vectors or the other layout does not.
 Arrangement arrange(const ScanParams& params, DType dtype) {
   const bool may_lie_along_steps = params.seqlen % kVectorItems == 0;
   const bool may_lie_along_channels = params.dim / params.groups % kVectorItems == 0;
@@ -73,7 +73,7 @@ bool is_arranged(const ScanParams& params, const Arrangement& arrangement, const
                                  : has_channel_vectors(params, view, kVectorItems);
 }
 
-// --- what lies where ---
+// --- memory layout ---
 
 /// An array (batch, channel, step) in scratch memory.
 struct DenseRows {
@@ -88,7 +88,7 @@ struct DenseRows {
     view.step = arrangement.along_steps ? 1 : length;
     view.batch = length * lines;
     elements = params.batch * view.batch;
-    // All arrays lie in memory with the scan, or all against it.
+    // Either all arrays run with the scan in memory, or all against it.
     if (params.u.step < 0) view.step = -view.step;
   }
   ArrayView at(void* memory, DType dtype, int64_t seqlen) const {
@@ -115,7 +115,7 @@ void skip_states(BackwardParams& params, int64_t states) {
   }
 }
 
-/// The call's part with `count` states from `first` on.
+/// Returns the part of the call with `count` states from `first` on.
 template <class Params>
 Params slice_of(const Params& call, int64_t first, int64_t count) {
   Params params = call;
@@ -129,14 +129,14 @@ Params slice_of(const Params& call, int64_t first, int64_t count) {
     const int64_t state_bytes = (call.is_double ? 8 : 4) * (call.is_complex ? 2 : 1);
     params.states = static_cast<char*>(params.states) + first * rows * state_bytes;
   }
-  if (first > 0) {  // the first slice has it all
+  if (first > 0) {  // D and dD belong to the first slice
     params.D = {};
     if constexpr (std::is_same_v<Params, BackwardParams>) params.dD = {};
   }
   return params;
 }
 
-/// An array that slices add to: where the call wants it, and where they leave their parts.
+/// An output that slices add up to: its place in the call, and memory for the slices' parts.
 template <class Params>
 struct SharedOutput {
   ArrayView Params::* member;
@@ -149,7 +149,7 @@ struct SharedOutput {
   }
 };
 
-/// What rows would be copied to.
+/// Chooses the arrangement that rows should be copied to, if copies pay.
 template <class Params>
 std::optional<Arrangement> arrange_copies(const Params& params, const Device& device,
                                           const PlanOf<Params>& plan, bool is_of_one_dtype) {
@@ -167,12 +167,12 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
   if (plan.path() == Path::kStreamed) {
     const auto& rows = std::get<static_cast<size_t>(Path::kStreamed)>(plan.of_path).rows;
     const bool has_vectors = std::all_of(rows.begin(), rows.end(), [](const auto& row) {
-      // Backward, kernels that move vectors along channels move others along steps as well.
+      // Backward, kernels that move vectors along channels also move vectors along steps.
       const bool takes_both = std::is_same_v<Params, BackwardParams>;
       return !row.present() || row.has_vectors || (takes_both && row.has_step_vectors);
     });
     const Arrangement arrangement = arrange(params, params.u.dtype);
-    // Single elements along steps cost the kernels less than it costs to turn their rows round.
+    // Single elements along steps cost the kernels less than transposing the rows would.
     const bool pays = arrangement.along_steps || !lies_along_steps(params.u);
     if (!has_vectors && arrangement.has_vectors && pays) return arrangement;
   }
@@ -182,10 +182,10 @@ std::optional<Arrangement> arrange_copies(const Params& params, const Device& de
 }  // namespace
 
 std::optional<Arrangement> arrange_states(const ScanParams& params, const Device& device) {
-  // Fewer elements are done before several launches have begun.
+  // Fewer elements than this are done before several launches have begun.
   constexpr int64_t kFewestElements = int64_t{1} << 16;
-  // What the streamed kernels hold of real states by kCommonMethod with variable B and C, and of
-  // any others.
+  // The most states that the streamed kernels hold: real states by kCommonMethod with variable B
+  // and C, and all others.
   constexpr int64_t kMost = 64, kMostOfOthers = 16;
   const bool holds_most = !params.is_complex && params.variable_B && has_all_kernels(params.method);
   const int64_t most = holds_most ? kMost : kMostOfOthers;

@@ -1,9 +1,9 @@
-// Calls that run as several, each with a slice of the states, or on copies of their rows.
+// Calls that run as several calls, each with a slice of the states, or on copies of their rows.
 //
-// y is a sum over states, and what comes behind it is linear: so slices of the states, A, B, C and
-// their gradients run one after another by the kernels that hold them, and what they leave of out,
-// du, ddelta and dz is added up in fp32 and rounded once. Rows that kernels do not take, or slowly,
-// are copied to fp32 or to another layout first.
+// y is a sum over states, and everything after it is linear. So slices of the states, with A, B, C
+// and their gradients, run one after another on kernels that hold one slice; their parts of out,
+// du, ddelta and dz are summed in fp32 and rounded once. Rows that kernels do not support, or run
+// slowly, are first copied to fp32 or to another layout.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ namespace selective_scan::cuda {
 struct Arrangement {
   int64_t slice_states;  // the last slice may have fewer
   int64_t slices;
-  // What rows are copied to that are not so already:
+  // The form of the copies of rows that do not have it already:
   DType dtype;
-  bool along_steps;  // steps are neighbours in memory, else channels
-  bool has_vectors;  // rows must be aligned, and long enough, for vectors
+  bool along_steps;  // steps are contiguous, else channels
+  bool has_vectors;  // rows are aligned and long enough for vectors
 };
 
 template <class Params>
 using PlanOf = std::conditional_t<std::is_same_v<Params, ForwardParams>, ForwardPlan, BackwardPlan>;
 
-/// A call's part, and the sums that follow it.
+/// A slice of a call, and the sums to launch after it.
 template <class Params>
 struct StateSlice {
   Params params;
@@ -39,24 +39,23 @@ struct StateSlice {
 
 template <class Params>
 struct SlicedPlan {
-  std::vector<RowSum> copies;  // in front of all
+  std::vector<RowSum> copies;  // before all slices
   std::vector<StateSlice<Params>> slices;
-  int64_t scratch_bytes = 0;  // of every slice in turn
+  int64_t scratch_bytes = 0;  // of the slice that needs most; slices reuse it in turn
 };
 
-/// Whether a call runs in slices. Saved states are those of one slice behind those of another, so
-/// this follows from what both passes are given alike and the kind of device, and from nothing
-/// else.
+/// Returns an arrangement if a call runs in slices. Saved states are stored slice by slice, so the
+/// decision depends only on inputs that both passes have in common and on the kind of device.
 std::optional<Arrangement> arrange_states(const ScanParams& params, const Device& device);
 
-/// Whether a call that would run by `plan` is faster on copies of its rows, if another path than
-/// the floor takes these.
+/// Returns an arrangement if a call planned as `plan` is faster on copies of its rows, provided
+/// that a path other than the floor takes the copies.
 std::optional<Arrangement> arrange_rows(const ForwardParams& params, const Device& device,
                                         const ForwardPlan& plan);
 std::optional<Arrangement> arrange_rows(const BackwardParams& params, const Device& device,
                                         const BackwardPlan& plan);
 
-/// `memory` is asked for that of copies and parts.
+/// Plans the slices. `memory` provides memory for copies and parts.
 template <class Params>
 SlicedPlan<Params> plan_slices(const Params& params, const Arrangement& arrangement,
                                const Device& device, std::optional<Path> wanted,

@@ -1,4 +1,4 @@
-// How a token's step is divided among blocks, and what it takes of their shared memory.
+// How the step of a token is divided among blocks, and the layout of their shared memory.
 
 #include <algorithm>
 
@@ -8,7 +8,8 @@ namespace selective_scan::cuda::step {
 namespace {
 
 constexpr int kFewestStages = 2;
-/// A block has no fewer channels; rather there are fewer blocks than multiprocessors.
+/// A block has at least this many channels, even if there are then fewer blocks than
+/// multiprocessors.
 constexpr int64_t kFewestChannels = 8;
 
 Refusal refusal_of(const StepParams& params, const Device& device) {
@@ -21,7 +22,7 @@ Refusal refusal_of(const StepParams& params, const Device& device) {
   return {};
 }
 
-/// Hands out consecutive parts.
+/// Allocates consecutive parts.
 struct Arena {
   int64_t unit;
   int64_t taken = 0;
@@ -70,7 +71,7 @@ Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan
   shared.x = take(channels * reals);
   shared.y = take(channels * reals);
   shared.projections = take(projections * reals);
-  // Squares come and go while there is nothing in these.
+  // The squares reuse this memory: they are only needed before it is written.
   shared.squares = shared.in;
   const int64_t squares = rows * plan.stream_pairs.count * static_cast<int64_t>(sizeof(float));
   bytes.take(std::max<int64_t>(0, shared.squares + squares - bytes.taken));

@@ -1,4 +1,4 @@
-// The streamed path's backward pass: which calls it takes, and how it divides the work.
+// The backward pass of the streamed path: which calls it takes, and how it divides the work.
 
 #include <algorithm>
 
@@ -12,17 +12,17 @@
 namespace selective_scan::cuda::streamed {
 namespace {
 
-/// What a plan has to know of an instantiation's type.
+/// The properties of an instantiation that plans depend on.
 struct Variant {
   int64_t least_states;
   int64_t most_states;
   bool is_complex;
   bool variable;
   bool has_input_delta;
-  bool is_common;  // it has kernels of all methods, for packed sequences and for float16
+  bool is_common;  // has kernels for every method, packed sequences and float16 gradients
   int lane_bits;
   int team_warps;    // that share a channel
-  int row_channels;  // whose rows a warp moves
+  int row_channels;  // whose rows one warp moves
   int (*shared_bytes)(const Geometry&);
   int (*summary_bytes)(const Geometry&);
 };
@@ -52,7 +52,7 @@ constexpr Variant make_variant() {
           &summary_bytes<T, kLaneBits>};
 }
 
-/// Makes the variant of all that needs more than half of the warps.
+/// Returns the variant for numbers of states that need more than half of the warps.
 template <int kWarps>
 constexpr Variant make_team_variant() {
   using Shape = TeamShape<kWarps>;
@@ -71,12 +71,12 @@ constexpr Variant make_team_variant() {
           &summary_bytes<float, 2>};
 }
 
-/// Few states cost as much as those that they are padded to, which still is less than in the
+/// A few states cost as much as the number that they are padded to, which is still less than on the
 /// floor.
 constexpr Variant kVariants[] = {
     make_variant<float, 2, true>(),
     make_variant<float, 2, true, true>(),
-    make_variant<float, 2, false>(),  // of constant B and C
+    make_variant<float, 2, false>(),  // constant B and C
     make_team_variant<2>(),
     make_team_variant<4>(),
     make_variant<Complex<float>, 3, true>(),
@@ -93,16 +93,17 @@ const Variant* find_variant(const ScanParams& params) {
   return nullptr;
 }
 
-/// A block sums dB and dC over its channels and writes one partial sum for all of them; so many
-/// channels (or the whole group) keep these below dstate·dim·seqlen / 32 values. Where all tiles
-/// run at a time, they may have half as many.
+/// The fewest channels of a tile. A block sums dB and dC over its channels and writes one partial
+/// sum for all of them. Tiles of this many channels, or of the whole group, keep the partial sums
+/// below dstate·dim·seqlen / 32 values. If all tiles run at the same time, they may have half as
+/// many channels.
 constexpr int kMinBackwardTile = 64;
 
-/// With at least so many warps a multiprocessor has registers for one block only.
+/// From this number of warps per block on, registers limit a multiprocessor to one block.
 constexpr int kFewestWarpsAlone = 7;
 
-/// Whether some tiles are split, so that multiprocessors have the same to do: see BlockOrder. Where
-/// whole tiles come near to that, the split costs more than it gains.
+/// Returns whether some tiles are split so that all multiprocessors have the same amount of work:
+/// see BlockOrder. If whole tiles come close to that, the split costs more than it gains.
 bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const Device& device) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
   const int64_t rounds = ceil_div(geometry.work_items, device.multiprocessors);
@@ -112,8 +113,8 @@ bool splits_tiles(const BackwardParams& params, const Geometry& geometry, const 
              figures.good_balance * static_cast<double>(rounds * device.multiprocessors);
 }
 
-/// Has tiles share partial sums where there are several times as many of them as it takes to fill
-/// the multiprocessors: see BlockOrder.
+/// Lets tiles share partial sums if there are several times as many tiles as it takes to fill the
+/// multiprocessors: see BlockOrder.
 void share_partial_sums(const BackwardParams& params, const Device& device, Geometry& geometry) {
   if (!params.variable_B || geometry.segments > 1 || geometry.warps() < kFewestWarpsAlone ||
       params.seqlen < figures_of(device).streamed_backward.ordered_steps) {
@@ -123,18 +124,18 @@ void share_partial_sums(const BackwardParams& params, const Device& device, Geom
   const int64_t rounds = geometry.tiles / ceil_div(device.multiprocessors, sequences);
   if (rounds < 2) return;
   geometry.set_tiles(rounds);
-  geometry.set_tiles(ceil_div(geometry.tiles, geometry.sums_per_group));  // none that has no tiles
+  geometry.set_tiles(ceil_div(geometry.tiles, geometry.sums_per_group));  // no sum without tiles
   geometry.work_items = sequences * geometry.sums_per_group;
 }
 
-/// What so many chunks, or blocks of equal length, take one after the other, in the unit of
+/// Returns the time of `count` chunks, or blocks of equal length, one after another, in the unit of
 /// figures.h.
 double time_of(int64_t count, const Geometry& geometry, const Figures::StreamedBackward& figures) {
   const int warps = round_up(geometry.warps(), kSchedulers);
   return static_cast<double>(count * (warps + figures.half_rate_warps));
 }
 
-/// Time in that unit. A multiprocessor has one block at a time.
+/// Returns the estimated time in that unit. A multiprocessor runs one block at a time.
 double estimated_time(const Geometry& geometry, int64_t chunks, const Device& device) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
   const int64_t places = device.multiprocessors;
@@ -157,9 +158,9 @@ void cut_packed(const BackwardParams& params, const Device& device, BackwardPlan
                           params.seqlen / kChunk * items / places, true);
 }
 
-/// Takes the number of warps in a block with which the busiest multiprocessor is done first, and
-/// cuts time into segments where that is faster and blocks leave half of the device idle. No work
-/// items where shared memory has room for no block.
+/// Chooses the number of warps per block with which the busiest multiprocessor finishes first. Cuts
+/// time into segments if that is faster and blocks leave half of the device idle. Leaves work_items
+/// at 0 if shared memory has room for no block.
 void choose_geometry(const BackwardParams& params, const Variant& variant, const Device& device,
                      BackwardPlan& plan) {
   const Figures::StreamedBackward& figures = figures_of(device).streamed_backward;
@@ -181,7 +182,7 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   const int64_t chunks = ceil_div(params.seqlen, kChunk);
   const auto load_of = [&](int64_t items) { return time_of(items, geometry, figures); };
   Geometry& best = plan.geometry;
-  Geometry cut;  // the best one for segments
+  Geometry cut;  // the best geometry for segments
   double best_load = 0, cut_load = 0;
   const auto keep = [](const Geometry& candidate, double load, Geometry& kept, double& kept_load) {
     if (kept.work_items > 0 && load > kept_load) return;
@@ -191,14 +192,14 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   for (geometry.channel_warps = 1; geometry.channel_warps <= most; ++geometry.channel_warps) {
     geometry.set_tiles();
     const int64_t items = geometry.work_items = params.batch * params.groups * geometry.tiles;
-    // A tile writes one partial sum of dB and dC for all of its channels. Twice as many of them
-    // cost less than multiprocessors that have no tile.
+    // A tile writes one partial sum of dB and dC for all of its channels. Twice as many partial
+    // sums cost less than multiprocessors without a tile.
     const int fewest_channels = items > places ? kMinBackwardTile : kMinBackwardTile / 2;
     if (params.variable_B && geometry.tile_channels() < fewest_channels &&
         geometry.warps() < std::min(most * geometry.state_warps, kMaxWarps - 2)) {
       continue;
     }
-    // Split tiles spread work evenly.
+    // Split tiles spread the work evenly.
     const double load = splits_tiles(params, geometry, device)
                             ? load_of(items) * figures.split_cost
                             : load_of(ceil_div(items, places) * places);
@@ -223,7 +224,8 @@ void choose_geometry(const BackwardParams& params, const Variant& variant, const
   if (cut_load < estimated_time(best, chunks, device)) best = cut;
 }
 
-/// Whether the kernels for u's type sum dB and dC with as many digits as these have.
+/// Returns whether the kernels for u's type sum dB and dC with as many digits as these gradients
+/// have.
 bool sums_have_digits(const BackwardParams& params, const Variant& variant) {
   const DType dtype = params.u.dtype;
   if (!variant.variable || element_size(dtype) > 2) return true;
@@ -234,8 +236,8 @@ bool sums_have_digits(const BackwardParams& params, const Variant& variant) {
   return suffice_for(params.dB) && suffice_for(params.dC);
 }
 
-/// All rows have one type; B and C may have others, but their gradients must not need more digits
-/// than the sums over channels have.
+/// Requires one type of all rows. B and C may have other types, but their gradients must not need
+/// more digits than the sums over channels have.
 Refusal refuse(const BackwardParams& params, const Variant* variant) {
   if (params.is_double) return {"arithmetic must be fp32"};
   if (params.variable_B != params.variable_C) {
@@ -266,7 +268,8 @@ Refusal refuse(const BackwardParams& params, const Variant* variant) {
   return {};
 }
 
-/// Kernels compute what differs between the lanes of a warp in 32 bits.
+/// Returns whether strides are small enough: kernels compute offsets between the lanes of a warp in
+/// 32 bits.
 bool fits_lanes(const RowArray& rows) {
   const auto fits = [](int64_t stride) {
     return stride < kLargestStride && stride > -kLargestStride;
@@ -274,7 +277,7 @@ bool fits_lanes(const RowArray& rows) {
   return fits(rows.channel) && fits(rows.step);
 }
 
-/// Where rows lie either way, kernels take slices in the order of the scan alone.
+/// If the rows' layouts differ, kernels support vectors along steps only in the order of the scan.
 template <size_t kCount>
 void keep_order(LaneMap map, std::array<RowArray, kCount>& rows) {
   if (map == LaneMap::kSteps) return;
@@ -322,7 +325,7 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
   choose_geometry(params, *variant, device, plan);
   Geometry& geometry = plan.geometry;
   if (geometry.work_items == 0) return kNotEnoughSharedMemory;
-  // Every warp moves the rows of all its channels where it finds out what a segment does.
+  // In the summary kernel, every warp moves the rows of all its channels.
   if ((geometry.segments > 1 || wants_summary_alone(params)) &&
       !plan_rows(params, geometry.warp_channels(), rows_of(params), plan.summary_map,
                  plan.summary_rows)) {
@@ -337,14 +340,14 @@ Refusal make_plan(const BackwardParams& call, const Device& device, BackwardPlan
     share_partial_sums(params, device, geometry);
   }
   const int64_t tiles = geometry.tiles_per_sum * geometry.work_items;
-  constexpr int64_t kMostSteps = int64_t{1} << 24;  // of a segment: offsets have 32 bits
+  constexpr int64_t kMostSteps = int64_t{1} << 24;  // per segment: offsets have 32 bits
   const int64_t segment = geometry.segments > 1 ? geometry.segment_steps : params.seqlen;
   if (tiles + plan.split_tiles > kMaxBlocks || segment > kMostSteps) {
     return {"a grid of blocks cannot have that many channels, or a block that many steps",
             params.seqlen};
   }
   plan.flags = geometry.tiles_per_sum > 1 ? tiles : plan.split_tiles;
-  // The first of the kernels that are launched behind the conversion of B and C is its dependent.
+  // Of the kernels after the conversion of B and C, the first one is launched as its dependent.
   const bool has_summary = geometry.segments > 1;
   plan.shape = {tiles + plan.split_tiles, geometry.threads(), variant->shared_bytes(geometry),
                 params.variable_B && !has_summary};

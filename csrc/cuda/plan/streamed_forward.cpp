@@ -1,4 +1,4 @@
-// The streamed path's forward pass: which calls it takes, and how it divides the work.
+// The forward pass of the streamed path: which calls it takes, and how it divides the work.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace selective_scan::cuda::streamed {
 namespace {
 
-/// What a plan has to know of an instantiation's type.
+/// The properties of an instantiation that plans depend on.
 struct Variant {
   int64_t least_states;
   int64_t most_states;
@@ -44,7 +44,7 @@ constexpr Variant make_variant(int64_t least_states) {
               []<Method kMethod>() { return &has_few_registers<T, kStates, kMethod>; })};
 }
 
-/// Few states cost as much as those that they are padded to, which still is less than in the
+/// A few states cost as much as the number that they are padded to, which is still less than on the
 /// floor.
 constexpr Variant kVariants[] = {
     make_variant<float, 4, 2>(1),
@@ -63,9 +63,10 @@ const Variant* find_variant(const ScanParams& params) {
   return nullptr;
 }
 
-/// How long `blocks` blocks take for one chunk, in the time of a warp's share of a busy
-/// multiprocessor: that has as much to do as it has warps, but with few of them waits. Blocks run
-/// in waves of `resident` a multiprocessor, the last of which is short; each begins with a delay.
+/// Estimates the time that `blocks` blocks take for one chunk. The unit is the time of a warp's
+/// share of a busy multiprocessor: with enough warps its work is proportional to their number; with
+/// few it waits. Blocks run in waves of `resident` per multiprocessor, of which the last is
+/// shorter; each block begins with a delay.
 double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int warps,
                       int resident) {
   const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
@@ -83,8 +84,8 @@ double estimated_time(const Device& device, int64_t blocks, int64_t chunks, int 
   return left == 0 ? full : full + wave(ceil_div(left, device.multiprocessors));
 }
 
-/// Cuts time into `wanted` segments or, where these would be short, into fewer. False where these
-/// would be short too.
+/// Cuts time into `wanted` segments, or into fewer if these would be short. Returns false if even
+/// two would be short.
 bool cut(int64_t chunks, int64_t wanted, int64_t fewest_chunks, ForwardGeometry& geometry) {
   const int64_t segments = std::min(wanted, chunks / fewest_chunks);
   if (segments < 2) return false;
@@ -93,16 +94,17 @@ bool cut(int64_t chunks, int64_t wanted, int64_t fewest_chunks, ForwardGeometry&
   return geometry.segments > 1;
 }
 
-/// Returns the part of packed sequences' steps that is summarized: those beyond what stays whole,
-/// if the lengths, which the host does not know, are distributed exponentially.
+/// Returns the part of the packed sequences' steps that is summarized: those beyond the uncut
+/// length. It assumes that the lengths, which the host does not know, are distributed
+/// exponentially.
 double summarized_part(const PackedSequences& packed, const PackedCuts& cuts) {
   const auto uncut = static_cast<double>(cuts.uncut_chunks * kChunk);
   return std::exp(-uncut * static_cast<double>(packed.count) / static_cast<double>(packed.total));
 }
 
-/// Takes the number of warps a block and of segments with which all are done first; of equal
-/// numbers of warps the largest, which reads B and C least often. No warps where shared memory has
-/// no room for any.
+/// Chooses the number of warps per block and of segments with which all blocks finish first. Among
+/// equally fast numbers of warps it takes the largest, which reads B and C least often. Leaves the
+/// warps at 0 if shared memory has room for none.
 void choose_geometry(const ForwardParams& params, const Variant& variant, const Device& device,
                      ForwardPlan& plan) {
   const Figures::StreamedForward& figures = figures_of(device).streamed_forward;
@@ -119,7 +121,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
                      (params.variable_B ? kRingSlots * packed_bc.chunk_bytes : 0);
   ForwardGeometry& best = plan.geometry;
   double best_time = 0;
-  // `waves`: of segments, or 0
+  // `waves` is the number of waves of segments, or 0 without segments.
   const auto keep_best = [&](const ForwardGeometry& candidate, int resident, int waves) {
     const int64_t blocks = sequences * candidate.tiles * candidate.segments;
     double time =
@@ -132,7 +134,7 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
                          false);
     }
     if (waves > 0) {
-      // Nor does a summary end before a segment is walked through.
+      // A summary also lasts at least as long as the walk through one segment.
       const double summarized =
           is_packed ? std::max(summarized_part(params.packed, cuts), 1.0 / waves) : 1;
       time *= 1 + figures.summary_share * summarized + figures.unevenness / waves +
@@ -178,11 +180,11 @@ void choose_geometry(const ForwardParams& params, const Variant& variant, const 
   for (int warps = 1; warps <= most; ++warps) try_warps(warps, false);
 }
 
-/// Chooses for the map of all steps alone: it takes as many segments as the device can summarize at
-/// a time.
+/// Chooses the geometry if only the map of all steps is wanted: as many segments as the device can
+/// summarize at a time.
 ForwardGeometry choose_map_geometry(const ForwardParams& params, const Device& device,
                                     int64_t chunks) {
-  constexpr int64_t kBlocks = 3;  // a multiprocessor, or more: see ForwardSummaryShape
+  constexpr int64_t kBlocks = 3;  // per multiprocessor, or more: see ForwardSummaryShape
   const int64_t fewest_chunks = figures_of(device).streamed_forward.segment_chunks;
   const int64_t tiles = ceil_div(params.dim / params.groups, kWarpSize);
   const int64_t blocks = params.batch * params.groups * tiles;
@@ -268,7 +270,7 @@ Refusal make_plan(const ForwardParams& call, const Device& device, ForwardPlan& 
   if (geometry.warps == 0) return kNotEnoughSharedMemory;
   plan.shape = {geometry.segments * params.batch * params.groups * geometry.tiles,
                 geometry.warps * kWarpSize, geometry.shared_bytes};
-  // With segments there are kernels in between.
+  // With segments, other kernels run before the scan.
   plan.shape.is_dependent = params.variable_B && geometry.segments == 1;
   ForwardScratch& scratch = plan.scratch;
   scratch.packed_bc = scratch.take(

@@ -22,8 +22,8 @@ constexpr Refusal kNoInputDelta = {
 
 constexpr int64_t kLargestStride = int64_t{1} << 24;  // times kWarpSize fits 32 bits
 
-/// Finds how kernels that move chunks of `items` channels take the arrays. Returns false where one
-/// of them is beyond what they can address.
+/// Determines how kernels that move chunks of `items` channels access the arrays. Returns false if
+/// they cannot address one of them.
 template <size_t kCount>
 bool plan_rows(const ScanParams& params, int items,
                const std::array<const ArrayView*, kCount>& views, LaneMap& map,
@@ -41,7 +41,7 @@ bool plan_rows(const ScanParams& params, int items,
                view.step * size,
                view.dtype,
                along_steps || has_channel_vectors(params, view, items)};
-    // Lanes take all slices against the order of memory where they take those of u so.
+    // If lanes read u against the order of memory, they do so for all arrays.
     rows[i].has_step_vectors =
         has_step_vectors(params, view, items) && view.step == (views[0]->step < 0 ? -1 : 1);
     const bool fits = rows[i].channel >= 0 && rows[i].channel < kLargestStride;

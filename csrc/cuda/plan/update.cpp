@@ -8,12 +8,12 @@
 namespace selective_scan::cuda {
 namespace {
 
-/// About as many as a large device has at work at once.
+/// About as many blocks as a large device runs at a time.
 constexpr int64_t kManyBlocks = 1536;
-constexpr int64_t kMostRows = 4;  // of a block
+constexpr int64_t kMostRows = 4;  // per block
 
-/// Bytes of a state in memory that suit the arithmetic: those of 16 bits may be read as they are,
-/// all others count as the compute type.
+/// Returns the bytes of a state in a form that suits the arithmetic: 16-bit states may be read as
+/// they are, all others count as the compute type.
 int state_bytes(const UpdateParams& params) {
   if (params.is_double) return params.is_complex ? 16 : 8;
   if (params.is_complex) return 8;
@@ -31,15 +31,16 @@ bool has_vectors(const ArrayView& view, const UpdateParams& params, int lane_sta
          is_aligned(view.channel);
 }
 
-/// What a decoder calls at every step: one step of kDenseStates real states by kCommonMethod in
-/// fp32, inputs of one type and the states of that type or fp32; channels of one head and group
-/// that lie side by side and fill their blocks; states and A without gaps and aligned for vectors,
-/// A, D and dt_bias of that type or fp32; every optional input, softplus, no other destinations.
-/// Rows may lie apart as slices of wider ones do: x, dt and out alike, B and C alike.
+/// Returns whether this is the call that a decoder makes at every step: one step of kDenseStates
+/// real states by kCommonMethod in fp32; inputs of one type, and states of that type or fp32;
+/// channels of one head and group that are contiguous and fill their blocks; contiguous states and
+/// A that are aligned for vectors; A, D and dt_bias of that type or fp32; every optional input,
+/// softplus, and no separate destinations. Rows may be slices of wider rows, as long as x, dt and
+/// out have the same stride, and so do B and C.
 bool is_dense(const UpdateParams& params, const UpdatePlan& plan) {
   const DType input = params.x.dtype;
   const int64_t block_channels = kUpdateThreads >> plan.lane_bits;
-  // Offsets in bytes have 32 bits, but for those of slots.
+  // Offsets in bytes have 32 bits, except for those of slots.
   constexpr double kLimit = 0x1p31;
   const auto is_near = [&](const ArrayView& view, int64_t inside, int64_t rows) {
     const double last = static_cast<double>(inside) + static_cast<double>(rows) * view.batch;
@@ -89,7 +90,7 @@ UpdatePlan plan_update(const UpdateParams& params) {
   const auto lanes = std::bit_ceil(static_cast<unsigned>(std::min<int64_t>(packs, kWarpSize)));
   plan.lane_bits = std::countr_zero(lanes);
   plan.tiles = ceil_div(params.heads * params.dim, int64_t{kUpdateThreads} >> plan.lane_bits);
-  // One, unless there are more blocks than a device has at work at once.
+  // One row, unless there are more blocks than a device runs at a time.
   plan.rows = std::max(std::clamp<int64_t>(plan.tiles * params.batch / kManyBlocks, 1, kMostRows),
                        ceil_div(params.batch, kMaxRows));
   plan.vectors = {has_vectors(params.state, params, plan.lane_states),

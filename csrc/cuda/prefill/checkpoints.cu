@@ -1,6 +1,6 @@
-// A checkpoint is found from the last state that the scan has saved before it: a thread takes one
-// state of one channel on from there, by less than a chunk of steps. Checkpoints at the chunks'
-// boundaries, and at a sequence's end, are copies. Bound by latency, which the many threads of all
+// A checkpoint is computed from the last state that the scan saved before it: a thread advances one
+// state of one channel from there, by less than a chunk of steps. Checkpoints at chunk boundaries
+// and at the end of a sequence are copies. Bound by latency, which the many threads of all
 // checkpoints hide.
 #include "checkpoints.h"
 
@@ -14,10 +14,10 @@ namespace {
 
 struct CheckpointArgs {
   PrefillParams params;
-  SlotRows rows;  // one for each candidate
+  SlotRows rows;  // one per candidate
 };
 
-/// The last known state that is no later than a checkpoint, and how many steps are before it.
+/// The last known state that is not after a checkpoint, and the number of steps before it.
 template <class T>
 struct KnownState {
   T value;

@@ -1,4 +1,4 @@
-// The states that chunked prefill keeps on its way.
+// The intermediate states that chunked prefill keeps.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace selective_scan::cuda {
 
-/// Writes the checkpoints of a scan that has saved its states to their slots.
+/// Writes the checkpoints to their slots. The scan must have saved its states.
 cudaError_t store_checkpoints(const PrefillParams& params, cudaStream_t stream);
 
 }  // namespace selective_scan::cuda

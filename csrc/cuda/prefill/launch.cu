@@ -1,5 +1,5 @@
-// Chunked prefill: the scan of packed sequences between what brings their states from a pool and
-// back there.
+// Chunked prefill: loads states from a pool, scans the packed sequences, and stores the states
+// back.
 #include "../launch.h"
 
 #include "../kit/state_slots.h"

@@ -1,5 +1,5 @@
-// Rows of any dtype and layout, which a block moves between global and shared memory element by
-// element.
+// Rows of any dtype and layout, which a block moves element by element between global and shared
+// memory.
 #pragma once
 
 #include "../kit/config.h"
@@ -7,8 +7,8 @@
 
 namespace selective_scan::cuda {
 
-/// A chunk's steps of 2^row_bits rows, in an order in which neighbouring threads get elements along
-/// whichever of rows and steps lie closer in memory.
+/// The steps of a chunk for 2^row_bits rows, ordered so that adjacent threads access elements along
+/// rows or along steps, whichever are closer in memory.
 struct RowOrder {
   bool along_rows;
   int row_bits;
@@ -20,13 +20,13 @@ struct RowOrder {
   __device__ int row(int i) const { return along_rows ? i & ((1 << row_bits) - 1) : i / kChunk; }
   __device__ int step(int i) const { return along_rows ? i >> row_bits : i % kChunk; }
 
-  /// Calls visit(row, step) for all of them.
+  /// Calls visit(row, step) for all elements.
   template <class Visit>
   __device__ __forceinline__ void visit(const Visit& visit) const {
     for (int i = threadIdx.x; i < count(); i += blockDim.x) visit(row(i), step(i));
   }
-  /// Calls use(row, step, fetch(row, step)) for all of them. Several fetches are on their way at a
-  /// time, of which nothing may be computed before use() has them.
+  /// Calls use(row, step, fetch(row, step)) for all elements. Several fetches are in flight at a
+  /// time, so fetch() must not compute with what it loads.
   template <class Fetch, class Use>
   __device__ __forceinline__ void visit(const Fetch& fetch, const Use& use) const {
     constexpr int kMany = 8;
@@ -46,7 +46,7 @@ struct RowOrder {
   }
 };
 
-/// The part of (batch, channel, step) arrays that a block moves at a time: the steps of a chunk, of
+/// The part of (batch, channel, step) arrays that a block moves at a time: the steps of a chunk for
 /// a tile of at most 2^row_bits channels.
 struct ElementTile {
   int64_t batch;
@@ -61,8 +61,8 @@ struct ElementTile {
     return batch * view.batch + (first_channel + c) * view.channel + (first_step + t) * view.step;
   }
 
-  /// Fills rows with convert(element, channel, place in the rows), and with zero where the tile has
-  /// no channel or the chunk no step. An array that is absent is zero.
+  /// Fills rows with convert(element, channel, position in the rows), and with zero if the tile
+  /// lacks the channel or the chunk the step. An absent array counts as zero.
   template <class R, class Convert>
   __device__ __forceinline__ void load(const ArrayView& view, R* rows,
                                        const Convert& convert) const {
@@ -78,7 +78,7 @@ struct ElementTile {
   __device__ __forceinline__ void load(const ArrayView& view, R* rows) const {
     load(view, rows, [](R element, int64_t, int) { return element; });
   }
-  /// Stores value(channel, place in the rows).
+  /// Stores value(channel, position in the rows).
   template <class Value>
   __device__ __forceinline__ void store(const ArrayView& view, const Value& value) const {
     RowOrder(view.channel, view.step, row_bits).visit([&](int c, int t) {

@@ -1,4 +1,4 @@
-// What the backward kernels leave behind, and its sums.
+// The partial gradients that the backward kernels leave, and their sums.
 #pragma once
 
 #include "../kit/packed_chunks.cuh"
@@ -6,15 +6,15 @@
 
 namespace selective_scan::cuda {
 
-/// Scratch memory of the backward pass, all of the compute type; null where not needed. The sizes
-/// are those of GradientParts.
+/// The scratch memory of the backward pass, all of the compute type; null if not needed.
+/// GradientParts has the sizes.
 struct BackwardWorkspace {
-  void* dBC_partials = nullptr;  // dB, dC: (slice, tile, batch, group, step, B | C, state)
-  // Sums over the steps of a segment: (segment, batch, channel, padded state)
+  void* dBC_partials = nullptr;  // (slice, tile, batch, group, step, B | C, state)
+  // Sums over the steps of a segment: (segment, batch, channel, padded state).
   void* dA = nullptr;
   void* dB = nullptr;  // of a constant B
   void* dC = nullptr;
-  // These are (segment, batch, channel, part), too, and real.
+  // Also sums over the steps of a segment, but real: (segment, batch, channel, part).
   void* dD = nullptr;
   void* ddelta_bias = nullptr;
   SegmentStates segments;
@@ -32,17 +32,17 @@ inline BackwardWorkspace backward_workspace(const BackwardScratch& scratch, void
   return workspace;
 }
 
-/// How many partial sums there are.
+/// The numbers of partial sums.
 struct GradientParts {
-  int64_t tiles = 1;             // of dB and dC: of a group, or as many as share none
-  int64_t rows = 1;              // of all else: segments · batch
+  int64_t tiles = 1;             // of dB and dC per group; tiles that share a sum count once
+  int64_t rows = 1;              // of all other gradients: segments · batch
   int padded_states = 1;         // of a channel
-  int slices = 1;                // of these, each of which has dB and dC to itself
-  int channel_parts = 1;         // of dD and ddelta_bias in a row
-  PackedChunks chunks{nullptr};  // where the steps are those of packed sequences in chunks
+  int slices = 1;                // of the padded states, each with its own dB and dC
+  int channel_parts = 1;         // of dD and ddelta_bias per channel
+  PackedChunks chunks{nullptr};  // present if the steps are those of packed sequences in chunks
 };
 
-/// Adds up what the workspace holds and stores the gradients: one launch.
+/// Sums the workspace's partial gradients and stores the results, in one launch.
 cudaError_t add_gradients(const BackwardParams& params, const BackwardWorkspace& workspace,
                           const GradientParts& parts, cudaStream_t stream);
 

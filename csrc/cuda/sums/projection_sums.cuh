@@ -8,16 +8,16 @@
 namespace selective_scan::cuda {
 
 constexpr int kSumThreads = 256;
-constexpr int kSumBatch = 4;        // of a thread's loads on their way at a time
-constexpr int kMostSumStates = 16;  // of a block
+constexpr int kSumBatch = 4;        // loads that a thread has in flight at a time
+constexpr int kMostSumStates = 16;  // per block
 constexpr int kMostSumWays = 8;
 
-/// ProjectionSums in work items of a block each. All numbers of steps, states and ways that a block
-/// has are powers of two.
+/// ProjectionSums divided into work items of one block each. The numbers of a block's steps, states
+/// and ways are powers of two.
 struct ProjectionWork : ProjectionSums {
   int way_bits = 0;    // log2 of the ways among which the block divides the tiles
-  int state_bits = 0;  // log2 of its states of a step
-  int step_bits = 0;   // log2 of its steps at a time
+  int state_bits = 0;  // log2 of the block's states of a step
+  int step_bits = 0;   // log2 of the block's steps at a time
   int item_steps = 1;
   int64_t tile_stride = 0;
   int64_t slice_stride = 0;
@@ -26,7 +26,7 @@ struct ProjectionWork : ProjectionSums {
   int64_t items = 0;
 };
 
-/// Values that nobody reads again.
+/// Loads values that are not read again.
 template <class T, int kCount>
 __device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
   if constexpr (sizeof(T) * kCount == sizeof(float4)) {
@@ -36,23 +36,22 @@ __device__ __forceinline__ Pack<T, kCount> load_once(const T* source) {
   }
 }
 
-/// A block takes some steps and states of one (batch, group) at a time. A thread adds kVector
-/// values of a step, which lie together. Where there are few work items of many tiles each, the
-/// block's threads divide the tiles among several ways: way w of W has the tiles w, w + W, w + 2W
-/// and so on. What the ways have is added in their order and written along steps, through shared
-/// memory.
+/// A block processes some steps and states of one (batch, group) at a time. A thread sums kVector
+/// contiguous values of a step. If there are few work items with many tiles each, the block's
+/// threads divide the tiles among several ways: way w of W has the tiles w, w + W, w + 2W and so
+/// on. The ways' sums are added in order and written along steps, through shared memory.
 ///
-/// Bound by memory, if only enough loads are on their way. So these are batches: of tiles, or where
-/// there is one tile only, of as many times the block's steps, which then make up a work item. All
-/// loads of a whole batch come without a branch or predicate, or the compiler would have each wait
-/// for the one before.
+/// Bound by memory, provided that enough loads are in flight. So loads come in batches: of tiles
+/// or, with a single tile, of that many times the block's steps, which then make up a work item.
+/// The loads of a whole batch have no branch or predicate between them; otherwise the compiler
+/// would make each wait for the previous one.
 template <class T, int kVector>
 struct ProjectionItem {
   using Terms = Pack<T, kVector>;
-  /// (way, B | C, state, step), a step more in memory for the sake of the banks.
+  /// (way, B | C, state, step), with one more step in memory to avoid bank conflicts.
   using Results = T[kSumThreads * kVector + kMostSumWays * 2 * kMostSumStates];
 
-  /// Makes work items of sums.
+  /// Divides sums into work items.
   static ProjectionWork divide(const ProjectionSums& sums) {
     ProjectionWork work{sums};
     if (sums.parts == nullptr) return work;
@@ -70,7 +69,7 @@ struct ProjectionItem {
       work.step_items = ceil_div(sums.steps, work.item_steps);
       work.items = sequences * work.step_items * work.state_items;
     };
-    // More items than these have the device busy without more ways, each of which takes a batch.
+    // With more items than this, the device is busy without more ways, each of which needs a batch.
     constexpr int64_t kManyItems = 512;
     set_ways(0);
     while (1 << work.way_bits < kMostSumWays && work.items < kManyItems &&
@@ -80,7 +79,7 @@ struct ProjectionItem {
     return work;
   }
 
-  /// What a thread adds: `value` is the first of (B | C, state).
+  /// The values that a thread sums; `value` is the first of (B | C, state).
   struct Place {
     int way;
     int value;
@@ -100,7 +99,7 @@ struct ProjectionItem {
   int64_t sequence;  // batch · groups + group
   int first_state;
   int64_t first_step;
-  int steps;  // that exist
+  int steps;  // of those that exist
   int states;
 
   __device__ ProjectionItem(const ProjectionWork& work, Results& results, int64_t item)
@@ -115,7 +114,7 @@ struct ProjectionItem {
     states = static_cast<int>(work.states) - first_state;
   }
 
-  /// Returns where the (batch, group, state) of the item begins.
+  /// Returns the offset of the item's (batch, group, state).
   __device__ int64_t target(const ArrayView& view) const {
     return sequence / work.groups * view.batch + sequence % work.groups * view.group +
            first_state * view.state;
@@ -123,7 +122,7 @@ struct ProjectionItem {
 
   __device__ int state_of(int value) const { return value & ((1 << work.state_bits) - 1); }
 
-  /// To be called by all threads of the block together, as is write().
+  /// Sums the item. All threads of the block call this together, and also write().
   __device__ void add() {
     const Place place(work, threadIdx.x);
     const bool has_terms = state_of(place.value) < states && place.t < steps;
@@ -174,9 +173,9 @@ struct ProjectionItem {
     write(sum, 0, target(work.dB), target(work.dC));
   }
 
-  /// Stores what the ways have of the block's steps from the item's step `first` on.
+  /// Stores the ways' sums for the block's steps, from the item's step `first` on.
   __device__ void write(const Terms& sum, int first, int64_t dB, int64_t dC) {
-    const int thread = opaque(threadIdx.x);  // so that nothing of it takes registers until now
+    const int thread = opaque(threadIdx.x);  // keeps derived values out of registers until here
     const Place place(work, thread);
     const int values = 2 << work.state_bits;
     const int stride = (1 << work.step_bits) + 1;
@@ -215,7 +214,7 @@ struct ProjectionItem {
   static constexpr int kMostStateBits = 4;
   static_assert(1 << kMostStateBits == kMostSumStates);
   static constexpr int log2(int number) { return number == 1 ? 0 : 1 + log2(number / 2); }
-  static constexpr int kValueBits = log2(kSumThreads * kVector);  // of a block at a time
+  static constexpr int kValueBits = log2(kSumThreads * kVector);  // that a block sums at a time
 };
 
 }  // namespace selective_scan::cuda

@@ -9,16 +9,16 @@
 namespace selective_scan::cuda {
 namespace {
 
-constexpr int kItemSums = kWarpSize;  // of a work item of ParameterSums
+constexpr int kItemSums = kWarpSize;  // per work item of ParameterSums
 constexpr int kItemWarps = kSumThreads / kItemSums;
-constexpr int kFloatBlocks = 5;  // on a multiprocessor, where T is float
+constexpr int kFloatBlocks = 5;  // per multiprocessor if T is float
 
 SELECTIVE_SCAN_HD int64_t work_items(const ParameterSums& sums) {
   return ceil_div(sums.rows * sums.columns, kItemSums);
 }
 
-/// Adds the parts of kItemSums sums, one of each lane: a warp takes every kItemWarps-th part, and
-/// the first warp adds what the warps have. All threads of the block call this together. Bound by
+/// Adds the parts of kItemSums sums, one per lane. Each warp adds every kItemWarps-th part, then
+/// the first warp adds the warps' results. All threads of the block call this together. Bound by
 /// latency.
 template <class T>
 __device__ void add_parameters(const ParameterSums& sums, int64_t item) {
@@ -65,7 +65,7 @@ __device__ void add_parameters(const ParameterSums& sums, int64_t item) {
   __syncthreads();
 }
 
-/// The first `projection_blocks` blocks take the projections, the others the parameters.
+/// The first `projection_blocks` blocks process the projections, the others the parameters.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kSumThreads,
                                   fitting_blocks(kSumThreads,
@@ -104,7 +104,7 @@ cudaError_t launch(const Sums& sums, cudaStream_t stream) {
   int64_t parameter_items = 0;
   const ParameterList& parameters = sums.parameters;
   for (int i = 0; i < parameters.count; ++i) parameter_items += work_items(parameters.sums[i]);
-  // Where there are many items of few tiles each, it would take long for as many blocks to begin.
+  // If there are many items with few tiles each, launching as many blocks would take long.
   const int64_t resident = int64_t{kFloatBlocks} * device.multiprocessors;
   const int64_t projection_blocks = work.items > 4 * resident ? resident : work.items;
   constexpr int64_t kMostBlocks = 1 << 30;
@@ -121,7 +121,7 @@ cudaError_t add_up(const Sums& sums, cudaStream_t stream) {
   if (sums.is_complex && sums.is_double) return launch<Complex<double>, 1>(sums, stream);
   if (sums.is_complex) return launch<Complex<float>, 2>(sums, stream);
   if (sums.is_double) return launch<double, 2>(sums, stream);
-  // B and C of one state make a vector of their own.
+  // Vectors of two hold B and C of a single state.
   if (sums.projections.slice_states == 1) return launch<float, 2>(sums, stream);
   return launch<float, 4>(sums, stream);
 }
