@@ -70,7 +70,7 @@ _PREFILL = Operator(
 
 
 def _pieces(call: Call, slots: list[int | None]) -> list[list[tuple[int, int, int]]]:
-    """Returns the pieces of each sequence: (begin, end, slot), with the slot for the state at end."""
+    """Returns each sequence's pieces (begin, end, slot), where the state at end goes to slot."""
     every = call.options["checkpoint_every"]
     first = call.tensors.get("first_position")
     positions = [0] * len(slots) if first is None else first.tolist()
