@@ -63,7 +63,7 @@ def causal_conv1d_update_ref(
     """Takes one or a few steps of the causal convolution in plain PyTorch.
 
     It has the arguments, result and errors of :func:`causal_conv1d_update`; `backend` is checked
-    but has no other effect. It runs on any device, and refuses indices of slots that do not exist
+    but has no other effect. It runs on any device. Indices of slots that do not exist are refused,
     also on CUDA.
 
     Example:

@@ -127,8 +127,8 @@ def selective_scan_prefill_ref(
     """Scans chunks over a pool of states, piece by piece with :func:`selective_scan_ref`.
 
     It has the arguments, result and errors of :func:`selective_scan_prefill`; `backend` is checked
-    but has no other effect. It runs on any device, reads boundaries, indices and positions back to
-    the host, and refuses indices of slots that do not exist also on CUDA.
+    but has no other effect. It runs on any device, and reads boundaries, indices and positions back
+    to the host. Indices of slots that do not exist are refused, also on CUDA.
 
     Example:
         >>> import torch
@@ -217,11 +217,11 @@ def selective_scan_prefill(
     table.
 
     If two sequences or checkpoints write to the same slot, or a sequence starts from a slot that
-    another one writes, the result is undefined. On a CPU, decreasing boundaries, indices of slots
-    that do not exist, negative positions and checkpoints beyond the last column are refused. On
-    CUDA, where the host does not read these values, boundaries are clamped to valid ones, and the
-    others count as padding or 0. On CUDA a call can be captured in a CUDA graph, whose replays read
-    the current values of all these tensors.
+    another one writes, the result is undefined. On a CPU, boundaries out of order or range, indices
+    of slots that do not exist, negative positions and checkpoints beyond the last column are
+    refused. On CUDA, where the host does not read these values, boundaries are clamped to valid
+    ones, and the others count as padding or 0. There a call can be captured in a CUDA graph, whose
+    replays read the current values of all these tensors.
 
     Tensors may have any strides. Dtypes may be mixed: arithmetic is float32, or float64 if any
     tensor is float64 or complex128, also under torch.autocast. There is no derivative: a call that

@@ -103,7 +103,7 @@ def selective_state_update_ref(
     """Takes one or a few steps of the selective scan in plain PyTorch.
 
     It has the arguments, result and errors of :func:`selective_state_update`; `backend` is checked
-    but has no other effect. It runs on any device, and refuses indices of slots that do not exist
+    but has no other effect. It runs on any device. Indices of slots that do not exist are refused,
     also on CUDA.
 
     Example:

@@ -52,7 +52,7 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
         if (
             inputs_embeds is None
             and attention_mask is None
-            and not (self.training and use_cache is None)  # returns no cache
+            and not (self.training and use_cache is None)  # such calls return no cache
             and wanted == {"use_cache": True, "output_hidden_states": False, "return_dict": True}
         ):
             out = _token(self, module, input_ids, cache)
