@@ -170,7 +170,7 @@ def causal_conv1d_ref(
 
     It has the arguments, result and errors of :func:`causal_conv1d_fn`; `backend` is checked but
     has no other effect. It runs on any device and can be differentiated any number of times.
-    Boundaries in cu_seqlens that are out of range are clamped to the sequence.
+    Out-of-range boundaries in cu_seqlens are clamped to 0 and seqlen.
 
     Example:
         >>> import torch

@@ -274,8 +274,8 @@ def exponential_trapezoid_fn(
         out  = (y + D·u) · silu(z)           without D and z where they are None
 
     λ = 1 is the selective scan's zoh, of order 1; λ = 1/2 is the trapezoid rule for the integral of
-    the input, of order 2 for an input that is smooth rather than held. Before the first step, u is
-    0 unless initial_state contains its B·u.
+    the input, of order 2 for an input that is smooth rather than held. The input before the first
+    step is 0, unless initial_state contains its B·u.
 
     The function runs one selective scan, of s[t] = h[t] + (1 − λ[t+1])·Δ[t+1]·B[t]·u[t]. There each
     input enters once, weighted by the sum of its shares in its own step and in the next one; this

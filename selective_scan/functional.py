@@ -44,7 +44,7 @@ def selective_scan_ref(
     the other in any call; `backend` is checked but has no other effect. The reference runs on any
     device and can be differentiated any number of times. Its time and, with gradients, its memory
     grow as batch·dim·dstate·seqlen; with a matrix A, memory grows by a further factor of dstate and
-    time by dstate². Boundaries in cu_seqlens that are out of range are clamped to the sequence.
+    time by dstate². Out-of-range boundaries in cu_seqlens are clamped to 0 and seqlen.
 
     Example:
         >>> import torch
@@ -334,7 +334,7 @@ def selective_scan_fn(
 
     Returns:
         out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, of
-        initial_state's shape, float32 or float64, complex where A is.
+        initial_state's shape, float32 or float64, complex if A is complex.
 
     Raises:
         TypeError: an argument is not of the type above.

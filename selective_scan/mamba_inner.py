@@ -438,7 +438,7 @@ def layer_in_one(
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
     """Returns whether a mode, a subclass of Tensor or a transform must see the parts of a layer,
-    for which alone it has rules."""
+    since it has rules for the parts only."""
     return (
         bool(_pytorch.num_modes())
         or _pytorch.are_transforms_active()

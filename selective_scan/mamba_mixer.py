@@ -238,7 +238,7 @@ class MambaMixer(MarkedModule):
     def reset_parameters(self) -> None:
         """Initializes all parameters again, including those of the submodules."""
         for module in self.children():
-            if hasattr(module, "reset_parameters"):  # missing without parameters
+            if hasattr(module, "reset_parameters"):  # modules without parameters lack it
                 module.reset_parameters()
         self._reset_poles()
 

@@ -123,7 +123,7 @@ class S6(nn.Module):
         """Initializes all parameters again."""
         for layer in self.layers:
             layer.reset_parameters()
-        if hasattr(self.norm_f, "reset_parameters"):  # missing without parameters
+        if hasattr(self.norm_f, "reset_parameters"):  # norms without parameters lack it
             self.norm_f.reset_parameters()
 
     def allocate_cache(

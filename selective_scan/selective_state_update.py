@@ -220,10 +220,10 @@ def selective_state_update(
     is undefined. An index of a slot that does not exist is refused on a CPU; on CUDA, where the
     host does not read the indices, it counts as padding.
 
-    A `state` of four dimensions has heads; x with one more dimension than described by (batch,
-    [heads,] dim) has steps. Tensors may have any strides, including 0: an A with one value per head
-    is ``A[:, None, None].expand(heads, dim, dstate)``. Dtypes may be mixed: arithmetic is float32,
-    or float64 if any tensor is float64 or complex128, also under torch.autocast. There is no
+    A `state` of four dimensions has heads, and an x with one dimension more than (batch, [heads,]
+    dim) has steps. Tensors may have any strides, including 0: an A with one value per head is
+    ``A[:, None, None].expand(heads, dim, dstate)``. Dtypes may be mixed: arithmetic is float32, or
+    float64 if any tensor is float64 or complex128, also under torch.autocast. There is no
     derivative: a call that would need one is refused.
 
     Args:
