@@ -56,7 +56,7 @@ def _forward(
 def _backward(
     tensors: Sequence[Optional], delta_softplus: bool, dout: Tensor
 ) -> tuple[Tensor, list[Optional]]:
-    """Returns out in float32, and the gradients of u, delta, A, B, C, D, z and delta_bias.
+    """Returns out, in float32 or wider, and the gradients of u, delta, A, B, C, D, z, delta_bias.
 
     dout may have a wider dtype than u.
     """
