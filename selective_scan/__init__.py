@@ -1,21 +1,21 @@
 """Selective scan for PyTorch: kernels for CPU and CUDA, six discretizations, real and complex.
 
-    selective_scan_fn     the operator
-    selective_scan_ref    the same in plain PyTorch, written to be read
-    adaptive_unitary_scan_fn  states that rotate by input-dependent angles; and its _ref
+    selective_scan_fn     the selective scan
+    selective_scan_ref    its reference: the same in plain PyTorch, written to be read
+    adaptive_unitary_scan_fn  a scan whose states rotate by input-dependent angles; and its _ref
     causal_conv1d_fn      the depthwise causal convolution of a Mamba layer; and its _ref
-    causal_conv1d_update  one step of it, its state changed in place; and its _ref
-    diagonal_scan_fn      h[t] = a[t]·h[t-1] + b[t] alone; diagonal_scan_ref in plain PyTorch
-    exponential_trapezoid_fn  inputs that count at both ends of a step; and its _ref
-    mamba_inner_fn        everything between a Mamba layer's projections; and its _ref
-    rotate_states         B and C by which pairs of states rotate by input-dependent angles
-    selective_scan_prefill  chunks of packed sequences over a pool of states; and its _ref
-    selective_state_update  one step, or a few, of states in place, for decoding; and its _ref
-    MambaMixer            a Mamba layer built on it, without norm and residual
-    S6                    a stack of such layers, with them
-    MixerCache, S6Cache   where they are in their sequences, from which a call goes on
-    backends              which kernels this installation has, and if not, why
-    allow_fallback        run the reference where a library is missing, instead of an ImportError
+    causal_conv1d_update  one step of that convolution, with its state in place; and its _ref
+    diagonal_scan_fn      the recurrence h[t] = a[t]·h[t-1] + b[t] alone; and its _ref
+    exponential_trapezoid_fn  a scan that takes the input at both ends of a step; and its _ref
+    mamba_inner_fn        everything between the projections of a Mamba layer; and its _ref
+    rotate_states         rotates B and C, and so pairs of states, by input-dependent angles
+    selective_scan_prefill  scans chunks of packed sequences over a pool of states; and its _ref
+    selective_state_update  one or a few steps of states in place, for decoding; and its _ref
+    MambaMixer            a Mamba layer without norm and residual
+    S6                    a stack of Mamba layers with norms and residuals
+    MixerCache, S6Cache   the states of a layer and of a stack, from which the next call continues
+    backends              says which kernels are available, and why others are not
+    allow_fallback        runs the reference if a library is missing, instead of an ImportError
 
 ``python -m selective_scan`` prints what is installed and checks it.
 """

@@ -1,4 +1,4 @@
-"""``python -m selective_scan``: what is installed, and whether it computes the right thing."""
+"""``python -m selective_scan``: prints what is installed and checks it against the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _problem(device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def _solve(scan, device: str, dtype: torch.dtype, **options) -> list[torch.Tensor]:
-    """The output and all gradients, in float64 on the CPU."""
+    """Returns the output and all gradients, converted to float64 on the CPU."""
     tensors = _problem(device, dtype)
     out = scan(**tensors, delta_softplus=True, **options)
     gradients = torch.autograd.grad(out.square().sum(), list(tensors.values()))
@@ -39,10 +39,10 @@ def _self_check(backend: str) -> tuple[bool, str]:
     exact = _solve(selective_scan_ref, "cpu", torch.float64)
     try:
         actual = _solve(selective_scan_fn, device, torch.float32, backend=backend)
-    except RuntimeError as error:  # such as a GPU that the library was not built for
+    except RuntimeError as error:  # for example, a GPU that the library was not built for
         return False, f"FAILED: {error}"
     errors = [((a - e).norm() / e.norm()).item() for a, e in zip(actual, exact, strict=True)]
-    passed = all(error < _TOLERANCE for error in errors)  # False for NaN, too
+    passed = all(error < _TOLERANCE for error in errors)  # False for NaN as well
     return passed, (
         f"{'ok' if passed else 'WRONG'}, relative error against float64: output {errors[0]:.1e}, "
         f"gradients up to {max(errors[1:]):.1e}"

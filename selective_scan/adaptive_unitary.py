@@ -1,4 +1,4 @@
-"""The adaptive unitary scan: states that rotate by angles which depend on the input."""
+"""The adaptive unitary scan, whose states rotate by input-dependent angles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROJECTION = Shape((("dstate",), *PROJECTIONS), divided=("dim",))
 
 
 def _arguments(B: str, C: str) -> Table:
-    """The table with B and C under these names: the ops take b and c, their polar forms."""
+    """Returns the table with these names for B and C; the ops take their polar forms, b and c."""
     return Table(
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("dt", REAL, _SEQUENCE),
@@ -37,7 +37,7 @@ def _arguments(B: str, C: str) -> Table:
 
 
 def _flops(call: Call) -> tuple[int, int]:
-    """The matrix products, beside which all else is little: θ; backward θ again, dx and du."""
+    """Counts the matrix products, which dominate: θ; in the backward pass θ again, dx and du."""
     sizes = call.sizes
     product = 2 * sizes["batch"] * sizes["seqlen"] * call["x"].numel()
     return product, 3 * product
@@ -61,7 +61,7 @@ _ADAPTIVE_UNITARY_SCAN = Operator(
 
 
 def polar_form(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """softplus(Re w)·exp(i·Im w), of the complex `dtype`."""
+    """Returns softplus(Re w)·exp(i·Im w) in the complex `dtype`."""
     weight = weight.to(dtype)
     return torch.polar(F.softplus(weight.real), weight.imag)
 
@@ -80,11 +80,11 @@ def adaptive_unitary_scan_ref(
     return_last_state: bool | None = False,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The adaptive unitary scan, step by step in plain PyTorch.
+    """Runs the adaptive unitary scan step by step in plain PyTorch.
 
-    Arguments, results and errors are those of :func:`adaptive_unitary_scan_fn`; `backend` is
-    checked as there, but chooses nothing here. It runs on any device and can be differentiated any
-    number of times. Time and, with gradients, memory grow as batch·dim·dstate·seqlen.
+    It has the arguments, results and errors of :func:`adaptive_unitary_scan_fn`; `backend` is
+    checked but has no other effect. It runs on any device and can be differentiated any number of
+    times. Its time and, with gradients, its memory grow as batch·dim·dstate·seqlen.
 
     Example:
         >>> import torch
@@ -127,7 +127,7 @@ def adaptive_unitary_scan_ref(
 
 
 def _steps(weight: Tensor, dim: int, seqlen: int) -> list[Tensor]:
-    """Gives for every step what broadcasts to (batch, dim, dstate)."""
+    """Returns the weight for each step, broadcastable to (batch, dim, dstate)."""
     if weight.dim() == 1:
         return [weight] * seqlen
     return projection_steps(weight, dim, seqlen, weight.dtype)
@@ -200,7 +200,7 @@ def adaptive_unitary_scan_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with states that rotate by input-dependent angles, as AUSSM does.
 
-    For every batch entry and channel d, with a complex state h of size N = dstate, starting from
+    For every batch entry and channel d, with a complex state h of size N = dstate that starts from
     initial_state or 0::
 
         θ[t,d,n] = Σ_r x[d,n,r]·u[t,r] + x_bias[d,n]
@@ -208,44 +208,45 @@ def adaptive_unitary_scan_fn(
         y[t] = Re Σ_n c_n h[t,n]                                c = softplus(Re C)·exp(i·Im C)
         out  = (y + D·silu(u)) · silu(z)                        without z where it is None
 
-    The transition is unitary: what is in the state neither decays nor grows, and each state is
-    turned by an angle that all channels of the input together decide. Any sequence length will do.
+    The transition is unitary: states neither decay nor grow, and each state rotates by an angle
+    that depends on all channels of the input. The sequence may have any length.
 
-    Each step rotates by its own θ, of which sine and cosine are taken after full reduction; no
-    phase is summed up along the sequence, so the last step is as accurate as the first but for the
-    rounding of θ, the rotation and the state at every step. That rounding is all that a state keeps
-    of the steps before, as it must where nothing decays. θ is a matrix product in float32 (float64
-    if any tensor is float64 or complex128), whose own rounding grows with the square root of dim:
-    after 65536 steps in float32 the last state's relative error is 1.2e-5 for dim 8 and 4e-5 for
-    dim 256, 2 and 5 (at times 8) times what rounding an exact θ and its rotation once a step would
-    cost. Leave TF32 off (``torch.backends.cuda.matmul.allow_tf32``), which would round θ to three
-    digits.
+    Each step rotates by its own θ, whose sine and cosine are computed after full argument
+    reduction. No phase is accumulated along the sequence. The last step is therefore as accurate as
+    the first, except for the rounding of θ, the rotation and the state at each step, which
+    accumulates because nothing decays. θ is a matrix product in float32 (float64 if any tensor is
+    float64 or complex128), whose rounding error grows with the square root of dim: after 65536
+    steps in float32 the last state's relative error is 1.2e-5 for dim 8 and 4e-5 for dim 256, which
+    is 2 and 5 (at times 8) times the error of rounding an exact θ and its rotation once per step.
+    Leave TF32 off (``torch.backends.cuda.matmul.allow_tf32``): it would round θ to three digits.
 
-    θ is never held whole where it is large: it is computed for a slab of steps and batch entries at
-    a time, 16 MiB on CPU and 256 MiB on CUDA, or 64 steps of one sequence where that is more, and
-    computed again in the backward pass, which needs that memory up to three times (five times with
-    B or C that have steps). For the backward pass the states of every 64th step are kept.
+    A large θ is never stored as a whole. It is computed for a slab of steps and batch entries at a
+    time, of 16 MiB on CPU and 256 MiB on CUDA, or of 64 steps of one sequence if that is more. The
+    backward pass, which recomputes θ, needs up to three times this memory (five times if B or C is
+    variable). The states of every 64th step are kept for the backward pass.
 
-    Floating dtypes may be mixed, and any strides will do; where u is dense, out is laid out as u
-    is. The result can be differentiated once with respect to every tensor, through out and
+    Floating dtypes may be mixed, and tensors may have any strides. If u is dense, out has u's
+    layout. The result can be differentiated once with respect to every tensor, through out and
     last_state; each gradient has its input's dtype.
 
     Args:
         u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
-        dt: step sizes, (batch, dim, seqlen), positive as they come; any of these dtypes.
-        x: how the input turns the states, (dim, dstate, dim); on CUDA dstate is at most 256.
-        x_bias: rotation without input, in radians per step, (dim, dstate).
+        dt: step sizes, (batch, dim, seqlen), any of these dtypes; already positive, since no
+            softplus is applied.
+        x: weights from the input to the angles, (dim, dstate, dim); on CUDA dstate is at most 256.
+        x_bias: angles without input, in radians per step, (dim, dstate).
         B: input weights, complex64 or complex128: constant (dstate,); or variable, (batch, dstate,
             seqlen) or (batch, groups, dstate, seqlen), where channel d belongs to group
-            d // (dim/groups). The real part gives the modulus through softplus, the imaginary part
-            is the phase.
-        C: output weights, like B. Where both are variable they have the same number of groups.
+            d // (dim/groups). The modulus is softplus of the real part, the phase is the imaginary
+            part.
+        C: output weights, like B. If both are variable, they have the same number of groups.
         D: skip connection, (dim,).
         z: gate, (batch, dim, seqlen).
         initial_state: (batch, dim, dstate), complex64 or complex128.
         return_last_state: whether to return (out, last_state).
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`adaptive_unitary_scan_ref`.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`adaptive_unitary_scan_ref` on any
+            device.
 
     Returns:
         out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, (batch, dim,
@@ -254,15 +255,16 @@ def adaptive_unitary_scan_fn(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
-            was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
+            argument, the expected and the actual value. Also raised when the result is
+            differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
         Karuvally et al., "Bridging Expressivity and Scalability with Adaptive Unitary SSMs", 2025,
-        arXiv:2507.05238. Input-dependent B and C go beyond it.
+        arXiv:2507.05238. Input-dependent B and C are an extension of it.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What a layer keeps of the steps it has seen, so that a call can go on from there: decoding."""
+"""The states of layers between calls, from which the next call continues, for decoding."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
 from .selective_state_update import update_by_log
 
-# Rows of a batch, by number.
+# Indices of rows of a batch.
 Rows = Tensor | Sequence[int]
 
-# Inductor 2.13 looks into index_select, and where the same graph has changed the tensor before, it
-# reads rows from where it is writing them. What an op gives is in memory of its own.
+# Inductor 2.13 inlines index_select. If the same graph has changed the tensor before, the copy then
+# reads rows from the memory that it writes. A custom op's result is always a separate tensor.
 _ROWS_OF = add_op_namespace_prefix("_rows_of")
 torch.library.define(_ROWS_OF, "(Tensor tensor, int dim, Tensor rows) -> Tensor")
 torch.library.impl(_ROWS_OF, "default", Tensor.index_select)
 
 
 class _Cache:
-    """Tensors whose first dimension is the batch, changed in place."""
+    """Tensors whose first dimension is the batch, which are changed in place."""
 
     def _tensors(self) -> list[Tensor]:
         raise NotImplementedError
 
     def reset(self, rows: Rows | None = None) -> None:
-        """Sets rows of the batch back to where a sequence begins.
+        """Resets rows of the batch to the start of a sequence.
 
         Args:
-            rows: their numbers, of any length, or a mask (batch,); None for all.
+            rows: any number of row indices, or a mask (batch,); None for all rows.
 
         Raises:
             TypeError: rows are neither integers nor bools.
-            ValueError: rows are not one-dimensional, or, where they are given on the host, are out
-                of range; for that compiled code raises a RuntimeError.
+            ValueError: rows are not one-dimensional, or are on the host and out of range; for the
+                latter, compiled code raises a RuntimeError.
         """
         chosen = None if rows is None else self._rows(rows, masks=True)
         for tensor in self._tensors():
@@ -56,15 +56,15 @@ class _Cache:
                 tensor.index_fill_(0, chosen, 0)
 
     def reorder(self, rows: Rows) -> None:
-        """Puts into every row i of the batch what row ``rows[i]`` has: for beam search.
+        """Replaces every row i of the batch by row ``rows[i]``, as beam search does.
 
         Args:
-            rows: (batch,), each from 0 to batch - 1, any number of times.
+            rows: (batch,), each from 0 to batch - 1; a row may occur any number of times.
 
         Raises:
             TypeError: rows are not integers.
-            ValueError: rows are not (batch,), or, where they are given on the host, are out of
-                range; for that compiled code raises a RuntimeError.
+            ValueError: rows are not (batch,), or are on the host and out of range; for the latter,
+                compiled code raises a RuntimeError.
         """
         chosen = self._rows(rows, masks=False)
         batch = self._tensors()[0].shape[0]
@@ -76,16 +76,16 @@ class _Cache:
             tensor.copy_(select(tensor, 0, chosen))
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:
-        """Rows as a tensor on the states' device, of int64, or of bool for a mask."""
+        """Returns rows as a tensor on the states' device, int64, or bool for a mask."""
         wanted = "integers or a mask of bools" if masks else "integers"
         try:
-            # Those of a list are on the host, whatever the default device, to be looked at.
+            # A list becomes a host tensor whatever the default device is, so it can be checked.
             given = torch.as_tensor(rows, device=None if isinstance(rows, Tensor) else "cpu")
         except (RuntimeError, TypeError, ValueError) as error:
             got = type(rows).__name__
             raise TypeError(f"selective_scan: rows must be {wanted}, got {got}") from error
         if given.numel() == 0 and not isinstance(rows, Tensor):
-            given = given.long()  # an empty list has no type
+            given = given.long()  # an empty list has no element type
         place, is_mask = self._tensors()[0], given.dtype == torch.bool
         batch = place.shape[0]
         if given.is_floating_point() or given.is_complex() or (is_mask and not masks):
@@ -96,7 +96,7 @@ class _Cache:
         # On a GPU the values are not read back to the host.
         if not is_mask and given.device.type == "cpu" and given.numel() > 0:
             low, high = given.aminmax()
-            if torch.compiler.is_compiling():  # a graph cannot branch by values
+            if torch.compiler.is_compiling():  # a graph cannot branch on values
                 is_right = (low >= 0) & (high < batch)
                 torch._assert_async(is_right, "selective_scan: rows must be from 0 to batch - 1")
             elif low < 0 or high >= batch:
@@ -107,19 +107,19 @@ class _Cache:
 
 @dataclass(eq=False)
 class MixerCache(_Cache):
-    """The place of a batch of sequences in one layer; :meth:`MambaMixer.allocate_cache` makes it.
+    """The states of a batch of sequences in one layer, from :meth:`MambaMixer.allocate_cache`.
 
-    The tensors are changed in place, always, so that a CUDA graph and compiled code find them
-    where they were.
+    The tensors are always changed in place, so that CUDA graphs and compiled code find them at the
+    same addresses.
 
     Attributes:
         conv_state: the convolution's inputs at the last d_conv - 1 steps, the latest at the end,
-            (batch, d_inner, d_conv - 1), with channels that are neighbours in memory.
-        state: the scan's, (batch, d_inner, d_state).
-        last_input: B·u of the last step, of which the trapezoid's next step takes a share, (batch,
+            (batch, d_inner, d_conv - 1), with channels adjacent in memory.
+        state: the scan's state, (batch, d_inner, d_state).
+        last_input: B·u of the last step, a share of which enters the trapezoid's next step, (batch,
             d_inner, d_state); None for other methods.
-        angles: by which pairs of states have been turned, (batch, d_state/2, 1) in float64; None
-            for states that do not rotate.
+        angles: the angles by which pairs of states have been rotated, (batch, d_state/2, 1) in
+            float64; None for states that do not rotate.
 
     Example:
         >>> import torch
@@ -137,9 +137,10 @@ class MixerCache(_Cache):
     state: Tensor
     last_input: Tensor | None = None
     angles: Tensor | None = None
-    # What the one operator keeps on a GPU from call to call, where this is a stack's first layer.
+    # The workspace of the stack's single operator on a GPU, kept between calls in the cache of the
+    # first layer.
     _workspace: Tensor | None = field(default=None, init=False, repr=False)
-    # The calls of the one operator, by hidden's shape; None for one that was made once.
+    # Prepared calls of the single operator, by hidden's shape; None after a shape's first call.
     _steps: dict[torch.Size, PreparedStep | None] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -149,16 +150,16 @@ class MixerCache(_Cache):
         return [tensor for tensor in tensors if tensor is not None]
 
     def convolve(self, x: Tensor, conv1d: nn.Module, width: int, *, is_called: bool) -> Tensor:
-        """silu of the depthwise convolution, which goes on where it is.
+        """Computes silu of the depthwise convolution, continuing from conv_state.
 
         Args:
             x: (batch, d_inner) for one step, else (batch, d_inner, steps).
-            conv1d: the layer's.
-            width: its d_conv.
-            is_called: whether it does more than its weights tell, and so is to be called.
+            conv1d: the layer's convolution.
+            width: the layer's d_conv.
+            is_called: whether conv1d must be called, because it does more than apply its weights.
 
         Returns:
-            Shaped like x.
+            A tensor shaped like x.
         """
         if width > MAX_WIDTH or is_called:
             _refuse_other_steps(conv1d, width)
@@ -196,7 +197,7 @@ class MixerCache(_Cache):
         delta_softplus: bool,
         discretization_method: Method,
     ) -> Tensor:
-        """The selective scan, which goes on where it is.
+        """Runs the selective scan, continuing from state.
 
         Args:
             x, delta, z: (batch, d_inner) for one step, else (batch, d_inner, steps).
@@ -205,7 +206,7 @@ class MixerCache(_Cache):
             D, delta_bias, delta_softplus, discretization_method: see selective_scan_fn.
 
         Returns:
-            Shaped like x.
+            A tensor shaped like x.
         """
         more = (B, C, D, z, delta_bias, delta_softplus)
         method = {"discretization_method": discretization_method}
@@ -223,7 +224,7 @@ class MixerCache(_Cache):
 
 @dataclass(eq=False)
 class S6Cache(_Cache):
-    """The place of a batch of sequences in every layer; :meth:`S6.allocate_cache` makes it.
+    """The states of a batch of sequences in every layer, from :meth:`S6.allocate_cache`.
 
     Attributes:
         layers: the cache of each layer.
@@ -251,7 +252,8 @@ class S6Cache(_Cache):
 
 
 def _refuse_other_steps(conv1d: nn.Module, width: int) -> None:
-    """ValueError where a convolution says that it looks at other steps than the last `width`."""
+    """Raises a ValueError if the convolution declares that it sees other steps than the last
+    `width`."""
     if (dilation := getattr(conv1d, "dilation", (1,))) != (1,):
         refuse("conv1d", "without dilation where there is a cache", dilation)
     kernel_size = getattr(conv1d, "kernel_size", (width,))
@@ -266,7 +268,7 @@ def _refuse_other_steps(conv1d: nn.Module, width: int) -> None:
 
 @fx.wrap
 def refuse_other_cache(cache: object, kind: str) -> None:
-    """TypeError unless cache is None."""
+    """Raises a TypeError unless cache is None."""
     if cache is not None:
         raise TypeError(
             f"selective_scan: cache must be None or the {kind} of allocate_cache, "
@@ -281,7 +283,7 @@ def needs_gradient(module: nn.Module, x: Tensor) -> bool:
 
 
 def refuse_gradient(module: nn.Module, x: Tensor) -> None:
-    """RuntimeError if a gradient would have to go through a cache."""
+    """Raises a RuntimeError if a gradient would have to pass through a cache."""
     if needs_gradient(module, x):
         raise RuntimeError(
             "selective_scan: cache takes no gradient; call the model under torch.no_grad() or "
@@ -302,8 +304,13 @@ def check_rows(
     takes_last_input: bool = False,
     num_angles: int = 0,
 ) -> None:
-    """ValueError unless the cache is for hidden's batch and for a layer of d_inner, d_state and
-    d_conv, and on hidden's device; and has what a layer of this method and rotation keeps."""
+    """Raises a ValueError unless the cache fits hidden's batch and device and the layer.
+
+    Args:
+        sizes: the layer's d_inner, d_state and d_conv.
+        takes_last_input: whether the layer's method needs last_input.
+        num_angles: the number of angles of the layer's states, 0 if they do not rotate.
+    """
     batch, (d_inner, d_state, d_conv) = hidden.shape[0], sizes
     of_states = ("(batch, d_inner, d_state)", (batch, d_inner, d_state))
     of_angles = ("(batch, d_state/2, 1)", (batch, num_angles, 1))

@@ -1,4 +1,4 @@
-"""The depthwise causal convolution that stands before a Mamba layer's scan."""
+"""The depthwise causal convolution that precedes a Mamba layer's scan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _arguments(*arguments: TensorArgument | Option) -> Table:
 
 
 def _flops(call: Call) -> tuple[int, int]:
-    """A product for each tap and step; backward two, for the gradients of x and weight."""
+    """Counts one product per tap and step, and two in the backward pass, for dx and dweight."""
     products = 2 * call["x"].numel() * call["weight"].shape[1]
     return products, 2 * products
 
@@ -92,7 +92,7 @@ _PREFILL = Operator(
 def _is_over_pool(
     pool: tuple[Tensor | None, ...], others: tuple[Tensor | bool | None, ...]
 ) -> bool:
-    """Whether conv_states are given; refuses what does not go with them, or without them."""
+    """Returns whether conv_states is given; refuses arguments that need it or exclude it."""
     conv_states, *of_pool = pool
     if conv_states is None:
         for name, value in zip(("cache_indices", "has_initial_state"), of_pool, strict=True):
@@ -108,7 +108,7 @@ def _is_over_pool(
 
 
 def _convolve_over_pool(values: tuple) -> Tensor:
-    """`values` are the arguments of the op, and the backend."""
+    """Runs the reference over a pool of states; `values` are the op's arguments and the backend."""
     call = _PREFILL.check(values)
     x, weight, pool, bias, activation = values[:5]
     slots, bounds = slots_of(call, pool), boundaries_of(call, x.shape[2])
@@ -127,8 +127,8 @@ def _convolve_over_pool(values: tuple) -> Tensor:
 
 
 class _Steps(NamedTuple):
-    """The places of steps, (batch, number) each: which steps, the first one of the sequence that
-    each belongs to, and the index of that sequence's states."""
+    """Steps to look up, three tensors (batch, number): the step, the first step of its sequence,
+    and the index of that sequence's states."""
 
     step: Tensor
     first: Tensor
@@ -136,10 +136,10 @@ class _Steps(NamedTuple):
 
 
 def _values_at(x: Tensor, states: Tensor, steps: _Steps) -> Tensor:
-    """x, (batch, dim, number), and the states of a sequence where a step lies before its first."""
+    """Returns x at these steps, (batch, dim, number); before a sequence's first step, its state."""
     batch, dim, _ = x.shape
     history = states.shape[2]
-    # A zero in front of both gives what is not there a place.
+    # Both get a leading zero, which every position outside of them reads.
     x, states = (torch.nn.functional.pad(tensor, (1, 0)) for tensor in (x, states))
     place = steps.step.clamp(min=-1) + 1
     from_x = x.gather(2, place[:, None].expand(batch, dim, place.shape[1]))
@@ -166,11 +166,11 @@ def causal_conv1d_ref(
     pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The depthwise causal convolution, tap by tap in plain PyTorch.
+    """Computes the depthwise causal convolution tap by tap in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`causal_conv1d_fn`. It runs on any device,
-    whatever the backend, and can be differentiated any number of times. Boundaries in cu_seqlens
-    that are out of range are moved into it.
+    It has the arguments, result and errors of :func:`causal_conv1d_fn`; `backend` is checked but
+    has no other effect. It runs on any device and can be differentiated any number of times.
+    Out-of-range boundaries in cu_seqlens are clamped to 0 and seqlen.
 
     Example:
         >>> import torch
@@ -192,7 +192,7 @@ def causal_conv1d_ref(
     dtype, history = call.compute_dtype, call.sizes["width"] - 1
     (batch, dim, seqlen), sequences = x.shape, call.sizes["sequences"]
     states = x.new_zeros(sequences, dim, history) if initial_states is None else initial_states
-    # One more, of zeros, for steps of no sequence.
+    # One more state, of zeros, for steps that belong to no sequence.
     states = torch.nn.functional.pad(states.to(dtype), (0, 0, 0, 0, 0, 1))
     taps, inputs = weight.to(dtype), x.to(dtype)
 
@@ -224,7 +224,7 @@ def causal_conv1d_ref(
     if not return_final_states:
         return out
 
-    # The last steps of every sequence are in a row for each batch entry.
+    # A row per batch entry holds the last steps of all its sequences, one sequence after another.
     last = ends[..., None] - history + torch.arange(history, device=x.device)
     rows = (tensor[..., None].expand(last.shape) for tensor in (begins, each))
     at_end = _values_at(inputs, states, _Steps(*(t.flatten(1) for t in (last, *rows))))
@@ -307,68 +307,71 @@ def causal_conv1d_fn(
     pad_slot_id: int = -1,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Convolves every channel with taps of its own, looking back only, and applies SiLU.
+    r"""Convolves each channel causally with its own taps and optionally applies SiLU.
 
     With x before a sequence's first step taken from initial_states, or 0::
 
         out[t] = activation(bias + Σ_k weight[k]·x[t - (width - 1) + k])        k = 0 ... width - 1
 
-    Any strides will do, and where x is dense, out is laid out as x is: channels that are neighbours
-    in memory, (batch, seqlen, dim) transposed, are as good as steps that are. Arithmetic is
+    Tensors may have any strides. If x is dense, out has x's layout. Channel-last tensors, which are
+    transposes of (batch, seqlen, dim), work as well as tensors with contiguous steps. Arithmetic is
     float32, or float64 if any tensor is float64. The results can be differentiated once with
     respect to x, weight, bias and initial_states; each gradient has its input's dtype, and the same
-    bits on every run. Nothing but the inputs is kept for it: the sum before the activation is
-    computed again.
+    bits on every run. Only the inputs are kept for the backward pass, which recomputes the sum
+    before the activation.
 
-    Several sequences may lie in one row, in one of two ways. seq_idx marks the steps of each by a
-    number of its own, as in the package causal_conv1d; a step sees the steps of its run of equal
-    numbers, a negative number marks steps of none, whose out is 0, and there are no states.
-    cu_seqlens has the boundaries, and every sequence has states.
+    There are two ways to put several sequences into one row. seq_idx gives each step the number of
+    its sequence, as in the package causal_conv1d: a step sees only the steps of its own run of
+    equal numbers, steps with a negative number belong to no sequence and their out is 0, and states
+    are not supported. cu_seqlens gives the boundaries of the sequences, each of which has states.
 
-    These may lie in slots of a pool, conv_states, which is changed in place: sequence i begins with
-    what is in slot cache_indices[i] where has_initial_state[i], else with 0, and leaves its final
-    state there. A sequence whose index is negative or pad_slot_id is padding: no state is read or
+    These states may be slots of a pool, conv_states, which is changed in place: sequence i starts
+    from slot cache_indices[i] if has_initial_state[i], else from 0, and its final state is written
+    to that slot. A sequence whose index is negative or pad_slot_id is padding: no state is read or
     changed for it, and its out is 0. Such a call has no derivative. :func:`selective_scan_prefill`
-    does the same for the scan, and says what of slots is refused.
+    does the same for the scan; it also describes which slots are refused.
 
     Args:
         x: (batch, dim, seqlen), float32, float16, bfloat16 or float64; with cu_seqlens batch is 1.
-        weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is the one of
-            the step itself.
+        weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is that of
+            the current step.
         bias: (dim,), any of these dtypes.
-        seq_idx: (batch, seqlen), int32 or int64.
+        seq_idx: the sequence of each step, (batch, seqlen), int32 or int64.
         initial_states: x at the width - 1 steps before the first, (batch, dim, width - 1), any of
             the dtypes above; with cu_seqlens (sequences, dim, width - 1). Not with seq_idx.
-        return_final_states: also return x, continued backwards by initial_states, at the last
-            width - 1 steps: initial_states for a call that goes on from here. Not with seq_idx.
-        final_states_out: a tensor that final states are written to, which is then the one returned.
-        activation: None, "silu" or "swish", which is another name of silu.
-        cu_seqlens: (sequences + 1,), int32 or int64, on x's device, rising: sequence i has the
-            steps from cu_seqlens[i] to before cu_seqlens[i + 1]. Out is 0 at steps of no sequence.
-            A sequence without steps keeps its state. On CUDA the values are not read back to the
-            host, and those out of order or of range are moved to where they do no harm.
-        conv_states: (slots, dim, width - 1), any of the dtypes above. With cu_seqlens, without
-            seq_idx, initial_states and return_final_states.
-        cache_indices: the slot of each sequence, (sequences,), int32 or int64. Without it there are
-            as many slots as sequences, and sequence i has slot i.
-        has_initial_state: whether each sequence goes on from its slot, (sequences,), bool. Without
-            it none does.
-        pad_slot_id: an index that marks padding, as every negative one does.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`causal_conv1d_ref`, on any device.
+        return_final_states: whether to also return the last width - 1 steps of initial_states
+            followed by x, which are the initial_states of a call that continues from here. Not with
+            seq_idx.
+        final_states_out: a tensor that receives the final states and is returned in their place.
+        activation: None, "silu", or its other name, "swish".
+        cu_seqlens: boundaries of packed sequences, (sequences + 1,), int32 or int64, on x's device,
+            non-decreasing. Sequence i has the steps from cu_seqlens[i] up to, but not including,
+            cu_seqlens[i + 1]. out is 0 at steps that belong to no sequence. A sequence without
+            steps keeps its state. On CUDA the values are not read back to the host, and values out
+            of order or range are clamped to valid ones.
+        conv_states: pool of states, (slots, dim, width - 1), any of the dtypes above. Needs
+            cu_seqlens; not with seq_idx, initial_states or return_final_states.
+        cache_indices: the slot of each sequence, (sequences,), int32 or int64. None means that
+            there are as many slots as sequences, and sequence i has slot i.
+        has_initial_state: whether each sequence starts from the state in its slot, (sequences,),
+            bool. None means that all start from 0.
+        pad_slot_id: an index that marks padding, like every negative index.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`causal_conv1d_ref` on any device.
 
     Returns:
-        out, (batch, dim, seqlen), in x's dtype; with return_final_states a tuple of it and the
-        final states, of initial_states' shape and x's dtype.
+        out, (batch, dim, seqlen), in x's dtype. With return_final_states, a tuple of out and the
+        final states, which have the shape of initial_states and x's dtype.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype, shape or activation, arguments that do not go
-            together, or, on a CPU, boundaries that do not rise; the message names the argument,
-            what was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the activation is unknown, an argument has a wrong layout, device, dtype or
+            shape, arguments exclude each other, or, on a CPU, cu_seqlens is out of order or range;
+            the message names the argument, the expected and the actual value. Also raised when the
+            result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
@@ -400,7 +403,7 @@ def causal_conv1d_fn(
     if not CAUSAL_CONV1D.has_kernels(values):
         return CAUSAL_CONV1D.run_reference(causal_conv1d_ref, values)
     if final_states_out is not None:
-        CAUSAL_CONV1D.check(values)  # the op is not given it
+        CAUSAL_CONV1D.check(values)  # the op does not take final_states_out
     out, final_states = CAUSAL_CONV1D(*arguments, activation)
     if not return_final_states:
         return out

@@ -1,4 +1,4 @@
-"""One step of the causal convolution, for states that stay in memory between calls: decoding."""
+"""Steps of the causal convolution with states that stay in memory between calls, for decoding."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def causal_conv1d_update_ref(
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Some steps of the causal convolution, in plain PyTorch.
+    """Takes one or a few steps of the causal convolution in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`causal_conv1d_update`; `backend` is checked as
-    there, but chooses nothing here. It runs on any device, and refuses indices of slots that there
-    are not on any.
+    It has the arguments, result and errors of :func:`causal_conv1d_update`; `backend` is checked
+    but has no other effect. It runs on any device. Indices of slots that do not exist are refused,
+    also on CUDA.
 
     Example:
         >>> import torch
@@ -123,51 +123,53 @@ def causal_conv1d_update(
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Takes one step of the causal convolution, or a few, its state changed in place: decoding.
+    """Takes one or a few steps of the causal convolution and updates its states in place.
 
     The state of a row is x at its last state_len steps, at least width - 1 of them. A call that
-    goes on where :func:`causal_conv1d_fn` ended, from its final states, gives what one call of all
-    steps would have given. `conv_state` may be a pool of which a batch uses some slots:
-    `conv_state_indices` names that of each row. A row whose index is negative or `pad_slot_id` is
-    padding: no state is read or changed for it, and its out is 0.
+    continues from the final states of :func:`causal_conv1d_fn` returns what a single call with all
+    steps would have returned. `conv_state` may be a pool, of which a batch uses some slots:
+    `conv_state_indices` gives the slot of each row. A row whose index is negative or `pad_slot_id`
+    is padding: no state is read or changed for it, and its out is 0.
 
-    With `cache_seqlens` a state is a ring: x of step t is at t modulo state_len, so that nothing in
-    it moves. Without, the last step is at its end.
+    With `cache_seqlens`, a state is a ring buffer: x of step t is at position t modulo state_len,
+    so that no value moves. Without `cache_seqlens`, the last step is at the end of the state.
 
-    Two rows of one slot have no defined result. Indices of slots that there are not are refused on
-    a CPU; on CUDA, where the host does not read them, they are taken for padding. Any strides will
-    do. Dtypes may be mixed: arithmetic is float32, or float64 if any tensor is float64, also under
-    torch.autocast. There is no derivative: a call that would need one is refused.
+    If two rows have the same slot, the result is undefined. An index of a slot that does not exist
+    is refused on a CPU; on CUDA, where the host does not read the indices, it counts as padding.
+    Tensors may have any strides. Dtypes may be mixed: arithmetic is float32, or float64 if any
+    tensor is float64, also under torch.autocast. There is no derivative: a call that would need one
+    is refused.
 
     Args:
-        x: (batch, dim), or (batch, dim, steps), float32, float16, bfloat16 or float64.
-        conv_state: (batch, dim, state_len), with `conv_state_indices` (slots, dim, state_len), any
+        x: (batch, dim) or (batch, dim, steps), float32, float16, bfloat16 or float64.
+        conv_state: (batch, dim, state_len); with `conv_state_indices` (slots, dim, state_len); any
             of these dtypes. Changed in place.
-        weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is the one of
-            the step itself.
+        weight: (dim, width) with a width of 1 to 8, any of these dtypes; the last tap is that of
+            the current step.
         bias: (dim,), any of these dtypes.
-        activation: None, "silu" or "swish", which is another name of silu.
-        cache_seqlens: the number of steps before these, (batch,), int32 or int64.
-        conv_state_indices: the slot of each row, (batch,), int32 or int64.
-        pad_slot_id: an index that marks padding, as every negative one does.
-        out: where to write the result, if it is not to be a new tensor: shaped like x, of its
-            dtype. It may be x.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`causal_conv1d_update_ref`, on any
+        activation: None, "silu", or its other name, "swish".
+        cache_seqlens: the number of each row's steps before this call, (batch,), int32 or int64.
+        conv_state_indices: the slot of each row, (batch,), int32 or int64. None means that row b
+            has slot b.
+        pad_slot_id: an index that marks padding, like every negative index.
+        out: a tensor that receives the result, with x's shape and dtype; may be x itself. None
+            allocates one.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`causal_conv1d_update_ref` on any
             device.
 
     Returns:
-        out, shaped and, where x is dense, laid out like x, in x's dtype; `out` itself if it is
-        given.
+        `out` if it is given, else a new tensor with x's shape and dtype and, if x is dense, x's
+        layout.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype, shape or activation; the message names the
-            argument, what was expected and what came. Also a call that needs a gradient, and, on a
-            CPU, an index of a slot that there is not.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the activation is unknown, an argument has a wrong layout, device, dtype or
+            shape, the call needs a gradient, or, on a CPU, an index names a slot that does not
+            exist; the message names the argument, the expected and the actual value.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:

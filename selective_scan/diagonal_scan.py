@@ -1,4 +1,4 @@
-"""The general diagonal scan: the recurrence alone, the building block of any diagonal SSM."""
+"""The diagonal scan: the recurrence alone, which is the building block of any diagonal SSM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._table import (
 
 
 def _dtypes_beside(other: str) -> Cases:
-    """Half precision has no complex counterpart that a complex `other` could turn it into."""
+    """Refuses half precision if `other` is complex, since half precision has no complex dtype."""
     wide = (*SINGLE_OR_DOUBLE, *COMPLEX)
     return Cases(
         (Case(wide, f" (complex {other})", is_complex=True, is_half=True), Case((*REAL, *COMPLEX)))
@@ -75,7 +75,7 @@ def _allocate_db(given: dict) -> Tensor:
 
 
 def _flops(call: Call) -> tuple[int, int]:
-    """Multiplication and addition for each step; backward the same and the gradient of a."""
+    """Counts a multiplication and an addition per step; backward also the gradient of a."""
     steps = call[call.anchor].numel() * (4 if call.is_complex else 1)
     return 2 * steps, 3 * steps
 
@@ -101,11 +101,10 @@ def diagonal_scan_ref(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The diagonal scan, step by step in plain PyTorch.
+    """Runs the diagonal scan step by step in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`diagonal_scan_fn`; `backend` is checked as
-    there, but chooses nothing here. It runs on any device and can be differentiated any number of
-    times.
+    It has the arguments, result and errors of :func:`diagonal_scan_fn`; `backend` is checked but
+    has no other effect. It runs on any device and can be differentiated any number of times.
 
     Example:
         >>> import torch
@@ -153,47 +152,48 @@ def diagonal_scan_fn(
 
         h[t] = a[t] · h[t-1] + b[t]
 
-    Rows are independent systems: nothing that one of them holds reaches another. What goes into
-    the state (B[t]·u[t], a gate, a step size) and what is read out of it is the caller's, so this
-    is the core of LRU, S5, RG-LRU and their kin.
+    Rows are independent systems: no value of one row affects another. The caller computes the
+    inputs of the states (B[t]·u[t], a gate, a step size) and the outputs, so this function is the
+    core of LRU, S5, RG-LRU and similar models.
 
-    Any strides will do, and where b is dense, h is laid out as b is. Arithmetic is float32, or
-    float64 if any tensor is float64 or complex128, whatever the dtypes of a, b and h. The result
-    can be differentiated once with respect to a, b and initial_state; each gradient has its input's
-    dtype, and the same bits on every run. The gradient of a is computed from h as it was returned,
-    so in half precision it carries h's rounding.
+    Tensors may have any strides. If b is dense, h has b's layout. Arithmetic is float32, or float64
+    if any tensor is float64 or complex128, whatever the dtypes of a, b and h. The result can be
+    differentiated once with respect to a, b and initial_state; each gradient has its input's dtype,
+    and the same bits on every run. The gradient of a is computed from h as it was returned, so in
+    half precision it includes h's rounding.
 
-    Long rows, and on CUDA all of them, are scanned in parallel along time: the product of a over a
-    stretch of steps is formed. Where it exceeds the range of the arithmetic, so that h could only
-    stay finite by staying 0, the result is NaN rather than 0.
+    Long rows, and all rows on CUDA, are scanned in parallel along time, which multiplies the values
+    of a over ranges of steps. If such a product overflows, so that h could only stay finite by
+    staying 0, the result is NaN rather than 0.
 
     Args:
-        a: multipliers, broadcastable to b (size 1 in time included: a constant pole), float32,
-            float16, bfloat16, float64, complex64 or complex128.
-        b: inputs, (..., seqlen), any of these dtypes; not float16 or bfloat16 where a is complex,
-            nor may a be where b is complex.
+        a: multipliers, broadcastable to b, float32, float16, bfloat16, float64, complex64 or
+            complex128. A constant pole has size 1 in time.
+        b: inputs, (..., seqlen), any of these dtypes. If one of a and b is complex, the other one
+            is neither float16 nor bfloat16.
         initial_state: the state before the first step, (...), float32 or float64; complex64 or
-            complex128 where a or b is complex.
-        reverse: scan from the last step to the first, h[t] = a[t]·h[t+1] + b[t].
-        cu_seqlens: (sequences + 1,), int32 or int64, on b's device, rising: b is (1, ..., seqlen),
-            and sequence i has the steps from cu_seqlens[i] to before cu_seqlens[i + 1], scanned by
-            itself from a state of its own, so that initial_state is (sequences, ...). h is 0 at
-            steps of no sequence. On CUDA the values are not read back to the host, and those out of
-            order or of range are moved to where they do no harm.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`diagonal_scan_ref`, on any device.
+            complex128 if a or b is complex.
+        reverse: whether to scan from the last step to the first, h[t] = a[t]·h[t+1] + b[t].
+        cu_seqlens: boundaries of packed sequences, (sequences + 1,), int32 or int64, on b's device,
+            non-decreasing; b is then (1, ..., seqlen) and initial_state (sequences, ...). Sequence
+            i has the steps from cu_seqlens[i] up to, but not including, cu_seqlens[i + 1]. Each
+            sequence is scanned separately, from its own initial state. h is 0 at steps that belong
+            to no sequence. On CUDA the values are not read back to the host, and values out of
+            order or range are clamped to valid ones.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`diagonal_scan_ref` on any device.
 
     Returns:
-        h, (..., seqlen), in b's dtype, its complex counterpart where a is complex.
+        h, (..., seqlen), in b's dtype, or in its complex counterpart if a is complex.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype or shape, or, on a CPU, boundaries that do not
-            rise; the message names the argument, what was expected and what came. Also a second
-            differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape, or, on a CPU,
+            cu_seqlens is out of order or range; the message names the argument, the expected and
+            the actual value. Also raised when the result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:

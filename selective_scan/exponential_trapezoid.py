@@ -1,4 +1,4 @@
-"""The exponential trapezoid, Mamba-3's recurrence: by the selective scan, and step by step."""
+"""The exponential trapezoid, Mamba-3's recurrence: by a selective scan, and its reference."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def exponential_trapezoid_ref(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The exponential trapezoid, step by step in plain PyTorch: slow, written to be read.
+    """Runs the exponential trapezoid step by step in plain PyTorch: slow, but readable.
 
-    Arguments, results and errors are those of :func:`exponential_trapezoid_fn`; `backend` is
-    checked as there, but chooses nothing here. It runs on any device and can be differentiated any
-    number of times.
+    It has the arguments, results and errors of :func:`exponential_trapezoid_fn`; `backend` is
+    checked but has no other effect. It runs on any device and can be differentiated any number of
+    times.
 
     Example:
         >>> import torch
@@ -115,14 +115,15 @@ def exponential_trapezoid_ref(
 
 
 class _Edges(NamedTuple):
-    """Where sequences begin and end in the order of the scan.
+    """The first and last steps of sequences in the order of the scan.
 
     Attributes:
-        first, last: (sequences,), the places of their first and their last step; where there are
-            no packed ones a place for all.
-        are_none: (seqlen,), the steps of no sequence; None where there are no packed ones.
-        are_last: (seqlen,), those and the steps behind which a sequence ends; None likewise.
-        are_empty: (sequences,), which have no steps; None likewise.
+        first, last: the indices of each sequence's first and last step, (sequences,); without
+            packed sequences, one index for all batch entries.
+        are_none: mask of the steps that belong to no sequence, (seqlen,); None without packed
+            sequences.
+        are_last: mask of those steps and the last step of each sequence, (seqlen,), or None.
+        are_empty: mask of the sequences without steps, (sequences,), or None.
     """
 
     first: Tensor | int
@@ -144,13 +145,13 @@ class _Edges(NamedTuple):
         return cls(*places, are_none, are_last, sequences.are_empty)
 
     def at(self, place: Tensor | int, steps: Tensor) -> Tensor:
-        """(sequences, ...) of (batch, ..., seqlen)."""
+        """Selects the steps at `place`: (batch, ..., seqlen) becomes (sequences, ...)."""
         if not isinstance(place, Tensor):
             return steps.select(-1, place)
         return steps[0].index_select(-1, place).movedim(-1, 0)
 
     def with_empty(self, of_empty: Tensor | int, values: Tensor) -> Tensor:
-        """(sequences, ...), `of_empty` for those without steps."""
+        """Replaces the values of sequences without steps by `of_empty`; (sequences, ...)."""
         if self.are_empty is None:
             return values
         are_empty = self.are_empty.view(-1, *[1] * (values.dim() - 1))
@@ -158,19 +159,19 @@ class _Edges(NamedTuple):
 
 
 def _of_next_step(steps: Tensor, reverse: bool) -> Tensor:
-    """What the next step in the order of the scan has; zero, or False, for the last."""
+    """Returns for each step the value of the next one in the order of the scan; 0 for the last."""
     return F.pad(steps, (1, 0))[..., :-1] if reverse else F.pad(steps, (0, 1))[..., 1:]
 
 
 def _spread(of_groups: Tensor, dim: int) -> Tensor:
-    """(..., groups, ...) by channels, dimension 1."""
+    """Expands dimension 1 from groups to channels."""
     batch, groups, *others = of_groups.shape
     channels = of_groups.unsqueeze(2).expand(batch, groups, dim // groups, *others)
     return channels.flatten(1, 2)
 
 
 def _products(B: Tensor, C: Tensor, dim: int) -> Tensor:
-    """Σ B·C over the states, (batch or none, dim, seqlen or 1)."""
+    """Computes Σ B·C over the states, broadcastable to (batch, dim, seqlen)."""
     if B.dim() == C.dim() == 2:
         return observed(C, B)[:, None]
     if B.dim() == C.dim():
@@ -264,55 +265,56 @@ def exponential_trapezoid_fn(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Scans a sequence whose steps take their input from both of their ends, as Mamba-3 does.
+    r"""Scans a sequence, taking the input at both ends of each step, as Mamba-3 does.
 
-    With Δ as in :func:`selective_scan_fn`, α = exp(Δ·A) and λ = mix, the state goes by ::
+    With Δ as in :func:`selective_scan_fn`, α = exp(Δ·A) and λ = mix::
 
         h[t] = α·(h[t-1] + (1 − λ)·Δ·B[t-1]·u[t-1]) + λ·Δ·B[t]·u[t]
         y[t] = Σ_n C[t,n] h[t,n]             for real A,  2·Re Σ_n C[t,n] h[t,n]  for complex A
         out  = (y + D·u) · silu(z)           without D and z where they are None
 
     λ = 1 is the selective scan's zoh, of order 1; λ = 1/2 is the trapezoid rule for the integral of
-    the input, of order 2 for an input that is smooth rather than held. Before the first step u is
-    0, unless an initial_state tells what there was.
+    the input, of order 2 for an input that is smooth rather than held. The input before the first
+    step is 0, unless initial_state contains its B·u.
 
-    It is one selective scan, of s[t] = h[t] + (1 − λ[t+1])·Δ[t+1]·B[t]·u[t], in which each input
-    comes once, with its share in the next step added to that in its own: the sum is the
-    `input_delta` of :func:`selective_scan_fn`. What C sees of the next step's share is taken off
-    again. So where y is small beside that share, it has lost digits.
+    The function runs one selective scan, of s[t] = h[t] + (1 − λ[t+1])·Δ[t+1]·B[t]·u[t]. There each
+    input enters once, weighted by the sum of its shares in its own step and in the next one; this
+    sum is the `input_delta` of :func:`selective_scan_fn`. The contribution of the next step's share
+    to y is then subtracted, so y loses digits if it is small compared to that share.
 
     Args:
         u, delta, A, B, C, D, z, delta_bias, delta_softplus: as in :func:`selective_scan_fn`, with
             poles A, (dim, dstate).
         return_last_state: whether to return (out, last_state).
-        mix: λ, (batch, dim, seqlen), of any of u's dtypes; from 0 to 1, which is not looked at.
-        initial_state: (batch, 2, dim, dstate), float32 or float64, complex where A is: the state
-            before the first step, and B·u of the step before it. With cu_seqlens the first
-            dimension is that of the sequences.
-        reverse: scan from the last step to the first; the step before is then the one behind.
-        cu_seqlens: boundaries of packed sequences, as in :func:`selective_scan_fn`: no input goes
+        mix: λ, (batch, dim, seqlen), any of u's dtypes; from 0 to 1, which is not checked.
+        initial_state: (batch, 2, dim, dstate), float32 or float64, complex if A is complex: the
+            state before the first step, and B·u of the step before it. With cu_seqlens the first
+            dimension is sequences.
+        reverse: whether to scan from the last step to the first; step t then also takes the input
+            of step t + 1.
+        cu_seqlens: boundaries of packed sequences, as in :func:`selective_scan_fn`. No input passes
             from one sequence to the next.
-        backend: as in :func:`selective_scan_fn`; "reference" takes
+        backend: as in :func:`selective_scan_fn`; "reference" runs
             :func:`exponential_trapezoid_ref`.
 
     Returns:
         out, (batch, dim, seqlen) in u's dtype, rounded to it once. With return_last_state also
-        last_state, which a call that goes on takes as its initial_state; one of a single step is a
-        step of decoding. Both can be differentiated once, with respect to every tensor.
+        last_state, the initial_state of a call that continues from here, for example a call of a
+        single step for decoding. Both can be differentiated once, with respect to every tensor.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype or shape, or, on a CPU, boundaries that do not
-            rise; the message names the argument, what was expected and what came. Also a second
-            differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape, or, on a CPU,
+            cu_seqlens is out of order or range; the message names the argument, the expected and
+            the actual value. Also raised when the result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing, see :func:`selective_scan_fn`.
 
     References:
-        Mamba-3, 2026, arXiv:2603.15569: the exponential-trapezoidal discretization, its form for a
-        single input and output.
+        Mamba-3, 2026, arXiv:2603.15569: the exponential-trapezoidal discretization, in the form for
+        a single input and output.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The selective scan: the reference, and the function."""
+"""The selective scan: the function and its reference."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def selective_scan_ref(
     input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The selective scan, step by step in plain PyTorch: slow, differentiable, written to be read.
+    """Runs the selective scan step by step in plain PyTorch: slow, but differentiable and readable.
 
-    It defines what every kernel must compute, and is the oracle of the tests. Arguments, results
-    and errors are those of :func:`selective_scan_fn`, so that one name may take the other's place
-    in any call; `backend` is checked as there, but chooses nothing here. It runs on any device and
-    can be differentiated any number of times. Time and, with gradients, memory grow as
-    batch·dim·dstate·seqlen; with a matrix A memory as that times dstate, and time as that times
-    dstate². Boundaries in cu_seqlens that are out of range are moved into it.
+    This reference defines what every kernel must compute, and it is the oracle of the tests. It has
+    the arguments, results and errors of :func:`selective_scan_fn`, so either function can replace
+    the other in any call; `backend` is checked but has no other effect. The reference runs on any
+    device and can be differentiated any number of times. Its time and, with gradients, its memory
+    grow as batch·dim·dstate·seqlen; with a matrix A, memory grows by a further factor of dstate and
+    time by dstate². Out-of-range boundaries in cu_seqlens are clamped to 0 and seqlen.
 
     Example:
         >>> import torch
@@ -94,7 +94,7 @@ def selective_scan_ref(
 
 
 def observed(C: Tensor, h: Tensor) -> Tensor:
-    """y of a state, in which complex poles stand for themselves and their conjugates."""
+    """Computes y from a state; a complex pole also represents its conjugate."""
     y = (C * h).sum(-1)
     return 2 * y.real if y.is_complex() else y
 
@@ -102,19 +102,19 @@ def observed(C: Tensor, h: Tensor) -> Tensor:
 def output_of(
     y_steps: list[Tensor], call: Call, x: Tensor, reverse: bool, are_none: Tensor | None
 ) -> Tensor:
-    """out of y at every step, in the order of the scan; x is u in the dtype of arithmetic."""
+    """Computes out from y, given per step in the order of the scan; x is u in the compute dtype."""
     u, D, z = call["u"], call.tensors.get("D"), call.tensors.get("z")
     if reverse:
         y_steps.reverse()
     y = torch.stack(y_steps, -1) if y_steps else _without_steps(x, call)
     y = finished(y, x, D, z, are_none)
-    # In u's dtype, and laid out as u is but under transforms, which allow no copy of a mapped
-    # tensor into another.
+    # out has u's dtype and layout. Transforms do not allow a mapped tensor to be copied into
+    # another tensor, so there only the dtype is converted.
     return y.to(u.dtype) if are_transforms_active() else torch.empty_like(u).copy_(y)
 
 
 def _without_steps(x: Tensor, call: Call) -> Tensor:
-    """y of no steps, which depends on every tensor all the same: all gradients are zeros."""
+    """Returns y for seqlen 0, made to depend on every tensor so that all gradients are zeros."""
     y = torch.empty_like(x)
     for tensor in call.tensors.values():
         if tensor.is_complex() or tensor.is_floating_point():
@@ -125,7 +125,7 @@ def _without_steps(x: Tensor, call: Call) -> Tensor:
 def finished(
     y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, are_none: Tensor | None
 ) -> Tensor:
-    """y with what comes behind the states; 0 at the steps that no sequence has."""
+    """Applies the skip connection and the gate to y; steps that belong to no sequence become 0."""
     if D is not None:
         y = y + D.to(x.dtype)[:, None] * x
     if z is not None:
@@ -134,7 +134,7 @@ def finished(
 
 
 def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
-    """The state after a step with a matrix A; not finite where I − Δ/2·A is singular."""
+    """Returns the state after a step with a matrix A; not finite if I − Δ/2·A is singular."""
     half = delta[..., None] / 2 * A  # (batch, dim, dstate, dstate)
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     known = h + (half * h[..., None, :]).sum(-1) + input
@@ -142,7 +142,7 @@ def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
 
 
 def projection_steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
-    """B or C at every step, each (batch or 1, dim, dstate)."""
+    """Returns B or C for each step, as (batch or 1, dim, dstate)."""
     projection = whole_projection(projection, seqlen, dtype)
     if projection.dim() == 2:
         return [projection[None]] * seqlen
@@ -151,7 +151,7 @@ def projection_steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dty
 
 
 def whole_projection(projection: Tensor, seqlen: int, dtype: torch.dtype) -> Tensor:
-    """B or C as (dim, dstate) or (batch, groups, dstate, seqlen), of the states' dtype."""
+    """Returns B or C as (dim, dstate) or (batch, groups, dstate, seqlen), in the states' dtype."""
     if projection.dim() == 2:
         return projection.to(dtype)
     if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
@@ -247,7 +247,7 @@ def selective_scan_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Scans a sequence with an input-dependent diagonal state space model, as Mamba does.
 
-    For every batch entry and channel d, with a state h of size N = dstate, starting from
+    For every batch entry and channel d, with a state h of size N = dstate that starts from
     initial_state or 0::
 
         h[t] = abar ⊙ h[t-1] + bbar ⊙ B[t] · u[t]
@@ -269,79 +269,81 @@ def selective_scan_fn(
     ==========  =====================  ===========================
 
     zoh is what Mamba computes: exact for A, a first-order step for B. foh is exact for an input
-    that is constant over each step; poly, highorder and rk4 cut its series short. bilinear is
-    Tustin's rule, stable wherever Re A < 0.
+    that is constant over each step; poly, highorder and rk4 truncate its series. bilinear is
+    Tustin's rule, stable whenever Re A < 0.
 
     bilinear also takes a full matrix A for each channel, (dim, dstate, dstate), real or complex::
 
         (I − Δ/2·A)·h[t] = (I + Δ/2·A)·h[t-1] + Δ·B[t]·u[t]
 
-    which costs O(dstate²) a step instead of O(dstate), for A of any kind: an orthogonal change of
-    basis makes A a Hessenberg matrix once a call, and each step solves one system with it.
+    This costs O(dstate²) per step instead of O(dstate), whatever the structure of A: each call
+    reduces A to Hessenberg form by an orthogonal change of basis, and each step solves one system.
 
-    Where the input has steps E of its own, `input_delta`, bbar has E in the place of its factor Δ::
+    With `input_delta`, the input has its own step sizes E, which replace the factor Δ of bbar::
 
         h[t] = abar(Δ·A)·h[t-1] + E·b(Δ·A)·B[t]·u[t]        with b as in bbar = Δ·b(Δ·A)
 
-    so that the state decays by Δ and takes its input by E. Events come at times of their own:
+    The state then decays by Δ, and its input is scaled by E. This suits events at irregular times:
     E = 1 adds B·u to the state as an impulse, E = Δ·τ holds it for a part of the step.
 
     One published description prints bilinear as (1 − x/2)/(1 + x/2), Δ/(1 + x/2), which diverges
-    for A < 0; it is the form above at −A.
+    for A < 0; it equals the form above evaluated at −A.
 
-    Any strides will do, and where u is dense, out is laid out as u is. Floating dtypes may be
-    mixed: arithmetic and states are float32, or float64 if any tensor is float64 or complex128,
-    also under torch.autocast. The result can be differentiated once with respect to every tensor,
-    through out and last_state; each gradient has its input's dtype, and the same bits on every run.
+    Tensors may have any strides. If u is dense, out has u's layout. Floating dtypes may be mixed:
+    arithmetic and states are float32, or float64 if any tensor is float64 or complex128, also under
+    torch.autocast. The result can be differentiated once with respect to every tensor, through out
+    and last_state; each gradient has its input's dtype, and the same bits on every run.
 
     Args:
         u: input, (batch, dim, seqlen), float32, float16, bfloat16 or float64.
         delta: step sizes, (batch, dim, seqlen), any of these dtypes, in any unit of time.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128, per that unit of time;
-            of a complex one the imaginary part is an angle in radians. Stable where Re A < 0.
-            With bilinear also (dim, dstate, dstate), stable where all eigenvalues have Re < 0, on
-            CUDA with dstate of at most 64. A step at which I − Δ/2·A is singular makes its channel
+            the imaginary part of a complex pole is an angle in radians. Stable if Re A < 0. On CUDA
+            dstate is at most 256, and less for complex128 on GPUs with less shared memory than
+            Hopper.
+            With bilinear also (dim, dstate, dstate), stable if all eigenvalues have Re < 0; on CUDA
+            dstate is then at most 64. A step at which I − Δ/2·A is singular makes its channel
             infinite or NaN.
-            On CUDA dstate is at most 256, and less for complex128 on GPUs with less shared memory
-            than Hopper.
         B: input projection: constant (dim, dstate); or variable, (batch, dstate, seqlen) or
             (batch, groups, dstate, seqlen), where channel d belongs to group d // (dim/groups). For
-            complex A a constant one is complex; a variable one is either complex or real with a
-            last dimension of 2·seqlen, (re, im) interleaved.
-        C: output projection, like B. One may be constant and the other variable; where both are
-            variable they have the same number of groups.
+            complex A, a constant B is complex; a variable B is either complex or real with a last
+            dimension of 2·seqlen, (re, im) interleaved.
+        C: output projection, like B. One may be constant and the other variable; if both are
+            variable, they have the same number of groups.
         D: skip connection, (dim,).
         z: gate, (batch, dim, seqlen).
         delta_bias: added to delta, (dim,).
         delta_softplus: whether Δ is softplus(delta + delta_bias).
         return_last_state: whether to return (out, last_state).
-        discretization_method: see the table.
+        discretization_method: see the table above.
         initial_state: (batch, dim, dstate), float32 or float64, complex64 or complex128 for complex
             A; with cu_seqlens (sequences, dim, dstate).
-        reverse: scan from the last step to the first; last_state is then the state after step 0.
-        cu_seqlens: (sequences + 1,), int32 or int64, on u's device, rising: batch is 1, and
-            sequence i has the steps from cu_seqlens[i] to before cu_seqlens[i + 1], scanned by
-            itself from a state of its own, backwards if `reverse`. Out is 0 at steps of no
-            sequence. A sequence without steps keeps its state. On CUDA the values are not read back
-            to the host, and those out of order or of range are moved to where they do no harm. Not
-            with a matrix A.
-        input_delta: steps E of the input, (batch, dim, seqlen), any of u's dtypes: taken as they
-            are, without delta_bias and softplus. None is Δ.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`selective_scan_ref`, on any device.
+        reverse: whether to scan from the last step to the first; last_state is then the state after
+            step 0.
+        cu_seqlens: boundaries of packed sequences, (sequences + 1,), int32 or int64, on u's device,
+            non-decreasing; batch is then 1. Sequence i has the steps from cu_seqlens[i] up to, but
+            not including, cu_seqlens[i + 1]. Each sequence is scanned separately, from its own
+            initial state, backwards if `reverse`. out is 0 at steps that belong to no sequence. A
+            sequence without steps keeps its state. On CUDA the values are not read back to the
+            host, and values out of order or range are clamped to valid ones. Not supported with a
+            matrix A.
+        input_delta: step sizes E of the input, (batch, dim, seqlen), any of u's dtypes, used
+            without delta_bias and softplus. None means E = Δ.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`selective_scan_ref` on any device.
 
     Returns:
         out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, of
-        initial_state's shape, float32 or float64, complex where A is.
+        initial_state's shape, float32 or float64, complex if A is complex.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, a wrong layout, device, dtype or shape, or, on a CPU,
-            boundaries that do not rise; the message names the argument, what was expected and what
-            came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
+            or, on a CPU, cu_seqlens is out of order or range; the message names the argument, the
+            expected and the actual value. Also raised when the result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing; the message says why, and what
             to do. See :func:`backends` and :func:`allow_fallback`.
 
@@ -350,7 +352,7 @@ def selective_scan_fn(
         arXiv:2312.00752: eq. (2a) and (2b) are the recurrence, Algorithm 2 lets Δ, B and C depend
         on the input. Its eq. (4) is foh here; its code computes zoh.
 
-        Steps of the input's own are in Schöne et al., "STREAM: A Universal State-Space Model for
+        Separate step sizes for the input: Schöne et al., "STREAM: A Universal State-Space Model for
         Sparse Geometric Data", 2024, arXiv:2411.12603, and "Scalable Event-by-event Processing of
         Neuromorphic Sensory Signals With Deep State-Space Models", 2024, arXiv:2404.18508.
 

@@ -1,4 +1,4 @@
-"""Everything between the projections of a Mamba layer, as one operator."""
+"""Everything between a Mamba layer's input and output projections, as one operator."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ._table import BackendName
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
 from .functional import selective_scan_fn, selective_scan_ref
 
-# Behind which there is no other tensor that would see the parts of a layer.
+# An argument of any other type is a subclass of Tensor, which may have to see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
 
 
 def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer: Layer) -> Tensor:
-    """What a layer computes, of a selective scan, a causal convolution and PyTorch; for autograd,
-    which keeps what it likes, whatever checkpoint_lvl is."""
+    """Computes a layer from a selective scan, a causal convolution and PyTorch's operations.
+
+    Autograd decides what is saved for the backward pass; checkpoint_lvl has no effect here.
+    """
     dtype = layer.xz.dtype
     if dtype != torch.float64:
         dtype = autocast_dtype_of(layer.xz.device) or dtype
-    # Halves of rows, whose gradients are put together in one piece.
+    # x and z are halves of the same rows, so that one tensor receives both gradients.
     rows = layer.xz.transpose(1, 2).to(dtype)
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
@@ -63,7 +65,7 @@ def compose(scan: Callable[..., Tensor], convolve: Callable[..., Tensor], layer:
 
 
 def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-    """delta, B and C, as the scan takes them, of u; B and C are those given, if so."""
+    """Projects u to delta, B and C as the scan takes them; a B or C that is given is returned."""
     dtype, dstate = u.dtype, layer.A.shape[1]
     x_dbl = F.linear(u.transpose(1, 2), layer.x_proj_weight.to(dtype))
     rank, states = layer.delta_proj_weight.shape[1], dstate * (2 if layer.A.is_complex() else 1)
@@ -83,7 +85,7 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
             rows = rows + bias.to(dtype)
         if rms_weight is not None:
             rows = rms_norm(rows, rms_weight, layer.b_c_dt_rms_eps)
-        # Complex ones as (re, im) interleaved along time.
+        # A complex projection becomes (re, im) interleaved along time.
         return rows.unflatten(-1, (dstate, -1)).transpose(1, 2).flatten(2)
 
     B = projection(layer.B, B_rows, layer.B_proj_bias, layer.b_rms_weight)
@@ -92,7 +94,7 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rows / rms(rows)·weight, at least in float32, in the dtype of rows."""
+    """Returns rows / rms(rows)·weight in the dtype of rows, computed in float32 or wider."""
     x = rows.to(at_least_single(rows.dtype))
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return (x * scale * weight.to(x.dtype)).to(rows.dtype)
@@ -152,10 +154,10 @@ def mamba_inner_ref(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """Computes what :func:`mamba_inner_fn` does, of plain PyTorch's parts and the other references.
+    """Computes :func:`mamba_inner_fn` from PyTorch's operations and the other references.
 
-    Arguments, result and errors are those of :func:`mamba_inner_fn`; `checkpoint_lvl` and `backend`
-    are checked as there, but choose nothing here. It runs on any device and can be differentiated
+    It has the arguments, result and errors of :func:`mamba_inner_fn`; `checkpoint_lvl` and
+    `backend` are checked but have no other effect. It runs on any device and can be differentiated
     any number of times.
 
     Example:
@@ -205,9 +207,9 @@ def mamba_inner_fn(
     cu_seqlens: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    r"""Computes what a Mamba layer does from its input projection to its output projection.
+    r"""Computes a Mamba layer from the result of its input projection to its output projection.
 
-    With x and z the halves of xz::
+    With x and z being the halves of xz::
 
         x        = silu(causal depthwise convolution of x)
         dt, B, C = x_proj_weight · x
@@ -216,54 +218,56 @@ def mamba_inner_fn(
         out      = out_proj_weight · y + out_proj_bias
 
     where B and C are taken from the projection only if they are not given. B_proj_bias and
-    C_proj_bias are added to those; b_rms_weight, c_rms_weight and dt_rms_weight norm them, and
-    delta, over their channels: v / sqrt(mean(v²) + b_c_dt_rms_eps)·weight.
+    C_proj_bias are added to the projected B and C; b_rms_weight, c_rms_weight and dt_rms_weight
+    normalize B, C and delta over their channels: v / sqrt(mean(v²) + b_c_dt_rms_eps)·weight.
 
-    It is one node of autograd, made such that nothing is transposed, concatenated or copied where
-    xz is the transpose of a (batch, seqlen, 2·dim) tensor, as a matrix product gives it. Any other
-    strides will do; xz is copied then, unless its channels are neighbours in memory. For the
-    backward pass the inputs, the projection dt|B|C, the scan's output and its saved states are
-    kept; the convolution and delta are computed again. With complex A, with B or C given, or with
-    biases or norms of B, C and delta, it is several nodes, which keep what each of them needs.
+    The call is one autograd node. If xz is the transpose of a (batch, seqlen, 2·dim) tensor, as a
+    matrix product returns it, nothing is transposed, concatenated or copied. Other strides are
+    supported, but xz is copied unless its channels are adjacent in memory. The inputs, the
+    projection dt|B|C, the scan's output and its saved states are kept for the backward pass, which
+    recomputes the convolution and delta. With complex A, with B or C given, or with biases or norms
+    of B, C and delta, the call consists of several nodes, each of which keeps what it needs.
 
-    The matrix products, and all that they give, have the dtype of xz, or of torch.autocast where
-    that is enabled, unless xz is float64; weights are cast to it. All else is as in
-    :func:`causal_conv1d_fn` and :func:`selective_scan_fn`: arithmetic in float32 or float64, A, D
-    and the biases as they are. The result can be differentiated once with respect to every tensor;
-    each gradient has its input's dtype, and the same bits on every run.
+    The matrix products and their results have the dtype of xz, or torch.autocast's dtype if
+    autocast is enabled and xz is not float64; weights are cast to it. The rest is as in
+    :func:`causal_conv1d_fn` and :func:`selective_scan_fn`: arithmetic is float32 or float64, and A,
+    D and the biases are not cast. The result can be differentiated once with respect to every
+    tensor; each gradient has its input's dtype, and the same bits on every run.
 
     Args:
-        xz: the layer's input projection, x and z, (batch, 2·dim, seqlen), float32, float16,
-            bfloat16 or float64, as are all tensors but A, B and C.
+        xz: the result of the layer's input projection, x and z, (batch, 2·dim, seqlen), float32,
+            float16, bfloat16 or float64, as are all tensors except A, B and C.
         conv1d_weight: (dim, 1, width), width 1 to 8.
         conv1d_bias: (dim,) or None.
-        x_proj_weight: (dt_rank + 2·dstate, dim); without B's or C's dstate rows where they are
-            given; with twice as many for complex A, re and im of each state beside each other.
+        x_proj_weight: (dt_rank + 2·dstate, dim), without the dstate rows of B or C if that tensor
+            is given. For complex A, twice as many rows of states, with re and im of each state
+            adjacent.
         delta_proj_weight: (dim, dt_rank).
         out_proj_weight: (d_model, dim).
         out_proj_bias: (d_model,) or None.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        B: None for a projection of x, or as in :func:`selective_scan_fn`, (dim, dstate) for
-            example.
-        C: likewise.
+        B: None to project it from x, or a tensor as in :func:`selective_scan_fn`, for example
+            (dim, dstate).
+        C: like B.
         D: skip connection, (dim,).
         delta_bias: added to delta, (dim,).
         B_proj_bias: added to B, (dstate,); (2·dstate,) for complex A.
-        C_proj_bias: likewise to C.
+        C_proj_bias: added to C, like B_proj_bias.
         delta_softplus: whether the step is softplus(delta + delta_bias).
-        checkpoint_lvl: 1, or 0 to keep the convolution's output and delta for the backward pass
-            instead of computing them again, where the layer is one node.
-        b_rms_weight: (dstate,); (2·dstate,) for complex A, whose components are one row.
-        c_rms_weight: likewise.
-        dt_rms_weight: of delta, (dim,).
-        b_c_dt_rms_eps: see above.
+        checkpoint_lvl: 1 to recompute the convolution's output and delta in the backward pass; 0 to
+            keep them, if the layer is one node.
+        b_rms_weight: weight of B's norm, (dstate,); (2·dstate,) for complex A, whose real and
+            imaginary parts are normalized together.
+        c_rms_weight: weight of C's norm, like b_rms_weight.
+        dt_rms_weight: weight of delta's norm, (dim,).
+        b_c_dt_rms_eps: added to the mean square in these norms.
         discretization_method: see :func:`selective_scan_fn`.
-        bidirectional: whether a second scan of the same inputs runs from the last step to the
-            first, and both are added before the gate; D·x counts once.
+        bidirectional: whether to add a second scan of the same inputs, which runs from the last
+            step to the first, before the gate; D·x is added once.
         cu_seqlens: the boundaries of packed sequences, as in :func:`selective_scan_fn`; batch is
             then 1.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`mamba_inner_ref`, on any device.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`mamba_inner_ref` on any device.
 
     Returns:
         out, (batch, seqlen, d_model).
@@ -271,16 +275,16 @@ def mamba_inner_fn(
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, a wrong layout, device, dtype or shape, or, on a CPU,
-            boundaries that do not rise; the message names the argument, what was expected and what
-            came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
+            or, on a CPU, cu_seqlens is out of order or range; the message names the argument, the
+            expected and the actual value. Also raised when the result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
-        arXiv:2312.00752: section 3.4. The positional arguments are those of mamba_ssm's function
+        arXiv:2312.00752, section 3.4. The positional arguments are those of mamba_ssm's function
         of this name. The norms are those of Zuo et al., "Falcon Mamba", 2024, arXiv:2410.05355.
 
     Example:
@@ -336,12 +340,13 @@ def mamba_rows(
     reverse: bool = False,
     discretization_method: Method = "zoh",
 ) -> Tensor:
-    """What mamba_inner_fn's out_proj takes, (batch, seqlen, dim): layers of several sets of weights
-    do that once for each set, and the projections once.
+    """Computes the input of mamba_inner_fn's output projection, (batch, seqlen, dim).
 
-    With A_b a second scan of the same inputs, by these poles, from the last step to the first, is
-    added; either is gated and has D. With `reverse` it is as if xz were turned around, and the
-    result too: the convolution looks at the steps to come.
+    Layers with several sets of weights call this once per set, and their projections once.
+
+    With A_b, a second scan of the same inputs with these poles, from the last step to the first, is
+    added; each of the two scans applies D and the gate. `reverse` is equivalent to flipping xz and
+    the result along time: the convolution then looks at later steps.
     """
     layer = Layer(
         *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
@@ -353,7 +358,7 @@ def mamba_rows(
 
 
 class LayerOptions(NamedTuple):
-    """What a layer of these weights does, by mamba_inner_fn's arguments of these names."""
+    """The options of a layer; each field is the argument of mamba_inner_fn with its name."""
 
     delta_softplus: bool = True
     discretization_method: Method = "zoh"
@@ -367,12 +372,13 @@ def mamba_layer(
     options: LayerOptions,
     residual: Tensor | None,
 ) -> Tensor:
-    """mamba_inner_fn of in_proj's projection of hidden, (batch, seqlen, d_model), or of hidden
-    where in_proj has no weight; and of −exp(A_log). To its result the residual is added.
+    """Runs a layer: in_proj, mamba_inner_fn with A = −exp(A_log), and the addition of the residual.
 
     Args:
-        weights: weight and bias of in_proj, of conv1d; those of x_proj and dt_proj; weight and bias
-            of out_proj; A_log, D, and the bias of dt_proj.
+        hidden: the layer's input, (batch, seqlen, d_model); the result of in_proj if `weights` has
+            None for in_proj's weight.
+        weights: weight and bias of in_proj and of conv1d; weights of x_proj and dt_proj; weight and
+            bias of out_proj; A_log, D, and the bias of dt_proj.
     """
     out = layer_in_one(MAMBA_INNER, (), hidden, weights, options, residual)
     if out is not None:
@@ -398,16 +404,20 @@ def layer_in_one(
     options: LayerOptions,
     residual: Tensor | None,
 ) -> Tensor | None:
-    """The same of one call of an operator, MAMBA_INNER or one that has more arguments, its own.
-    None where what the layer is made of is to be called instead."""
+    """Runs mamba_layer as a single call of `operator`; None if its parts must be called instead.
+
+    Args:
+        operator: MAMBA_INNER, or an operator of a layer that has further arguments.
+        own: the values of those further arguments.
+    """
     in_proj_weight = weights[0]
-    # A compiler does better with parts, which it fuses with what is around them.
+    # Compilers fuse the parts of a layer with the operations around them, which is faster.
     if (
         in_proj_weight is None
         or torch.compiler.is_compiling()
         or _are_parts_wanted((hidden, *weights, residual))
         or hidden.device.type not in _library.devices
-        or hidden.is_meta  # the one operator has no fake kernel for A_log of a half type
+        or hidden.is_meta  # the operator has no fake kernel for A_log in half precision
     ):
         return None
     autocast_dtype = autocast_dtype_of(hidden.device)
@@ -427,8 +437,8 @@ def layer_in_one(
 
 
 def _are_parts_wanted(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether a mode, a subclass of Tensor or a transform, which has rules for the parts, is to see
-    what a layer is made of."""
+    """Returns whether a mode, a subclass of Tensor or a transform must see the parts of a layer,
+    since it has rules for the parts only."""
     return (
         bool(_pytorch.num_modes())
         or _pytorch.are_transforms_active()

@@ -1,4 +1,4 @@
-"""MambaMixer: everything of a Mamba layer but its norm and residual."""
+"""MambaMixer: a Mamba layer without its norm and residual."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .functional import selective_scan_fn
 from .mamba_inner import LayerOptions, add
 from .step_projection import StepProjection, is_plain_projection, project_steps
 
-# Functions that look at their arguments stay one node each in a graph of torch.fx.
+# Functions that inspect their arguments must stay one node each in a torch.fx graph.
 fx.wrap("causal_convolution")
 fx.wrap("checked_factor")
 fx.wrap("checked_sequence")
@@ -52,7 +52,7 @@ fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
 
-# What an argument must keep where it could have no effect.
+# Defaults that these arguments must keep if they would have no effect.
 DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
 
 
@@ -72,35 +72,36 @@ class MambaMixer(MarkedModule):
     the gate: (forward + backward + D·x)·silu(z). :class:`S6` is a stack of such layers with norms
     and residuals.
 
-    Two options make it a layer in the manner of Mamba-3. x_proj then has more channels, and B and C
-    are normed and have biases::
+    Two options, `rotary` and the method "trapezoid", add features of Mamba-3. With either of them,
+    x_proj has more channels, and B and C are normalized and have biases::
 
         B, C = B_norm(B) + B_bias, C_norm(C) + C_bias
         λ    = sigmoid(mix_proj(mix))                 dt_rank channels; for the trapezoid
-        θ[t] = θ[t-1] + π·tanh(turns[t])·Δ[t]         d_state/2 channels; where states rotate
+        θ[t] = θ[t-1] + π·tanh(turns[t])·Δ[t]         d_state/2 channels; if states rotate
 
-    The method "trapezoid" scans by :func:`exponential_trapezoid_fn` with mix = λ. `rotary` turns
-    pairs of states by θ with :func:`rotate_states`, by any method; both states of a pair have one
-    pole, and A_log is (d_inner, d_state/2). As all channels have the same B and C, Δ in θ is the
-    mean of theirs. Either layer runs by its parts, also for a step with a cache. docs/methods.md
-    tells what differs from Mamba-3.
+    The method "trapezoid" scans by :func:`exponential_trapezoid_fn` with mix = λ. `rotary` rotates
+    pairs of states by θ with :func:`rotate_states`, with any method; both states of a pair have the
+    same pole, and A_log is (d_inner, d_state/2). Since all channels have the same B and C, θ uses
+    the mean of the channels' Δ. Such a layer runs part by part, also for a step with a cache.
+    docs/methods.md describes the differences from Mamba-3.
 
-    The parameters have the names and shapes of mamba_ssm's ``Mamba``, so that ``load_state_dict``
-    takes its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
-    ``nn.Conv1d``, and A_log and D. A_log and D carry the mark ``_no_weight_decay = True`` for
+    The parameters have the names and shapes of mamba_ssm's ``Mamba``, so ``load_state_dict``
+    accepts its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
+    ``nn.Conv1d``, and A_log and D. A_log and D have the attribute ``_no_weight_decay = True`` for
     optimizers' parameter groups.
 
-    :func:`mamba_inner_fn` computes all that follows in_proj. Where x_proj, dt_proj or out_proj is
-    replaced by an adapter, has a hook, or has a weight that is a tensor of another kind, as those
-    of quantization are, it is called, and so are the parts around it; so is conv1d where it has a
-    hook, as ``torch.nn.utils.prune`` puts there. Where hooks are registered for all modules, all
-    five are called, but for conv1d of packed sequences. A dt_proj that is called adds its bias
-    itself, rounded to its dtype, as ``nn.Linear`` does. Else the scan adds it, in full precision.
+    :func:`mamba_inner_fn` computes everything after in_proj, unless parts of the layer have to be
+    called as modules. x_proj, dt_proj or out_proj is called, and so are the parts around it, if it
+    is replaced by an adapter, has a hook, or has a weight of another tensor type, such as a
+    quantized one. The same holds for conv1d if it has a hook, such as ``torch.nn.utils.prune``
+    adds. With global module hooks, all five modules are called, except conv1d for packed sequences.
+    A dt_proj that is called adds its bias itself, rounded to its dtype, as ``nn.Linear`` does.
+    Otherwise the scan adds the bias, in full precision.
 
     Every parameter follows .half(), .to(torch.bfloat16) and `dtype`. A_log, D and dt_proj.bias are
-    used in float32 all the same (float64 where any tensor is), but a half type has rounded them
-    before, and swallows small updates: train with float32 parameters under torch.autocast or
-    FSDP's ``MixedPrecisionPolicy``, and keep half types for inference.
+    used in float32 nevertheless (float64 if any tensor is float64), but a half-precision parameter
+    is already rounded and loses small updates: train with float32 parameters under torch.autocast
+    or FSDP's ``MixedPrecisionPolicy``, and use half-precision parameters for inference only.
 
     Args:
         d_model: number of channels of input and output.
@@ -108,30 +109,30 @@ class MambaMixer(MarkedModule):
         d_conv: width of the causal convolution, at least 1.
         expand: d_inner is expand·d_model, which must be a whole number.
         dt_rank: rank of the step size's projection; "auto" is ceil(d_model/16).
-        dt_min: the initial step sizes are log-uniform from dt_min
-        dt_max: to dt_max,
+        dt_min: lower end of the initial step sizes, which are log-uniform.
+        dt_max: upper end of the initial step sizes.
         dt_init: "random" draws dt_proj.weight uniformly from ±dt_rank^-0.5·dt_scale, "constant"
             sets all of it to dt_rank^-0.5·dt_scale.
         dt_scale: see dt_init.
-        dt_init_floor: the initial step sizes are at least this.
+        dt_init_floor: minimum of the initial step sizes.
         conv_bias: whether the convolution has a bias.
-        bias: whether in_proj and out_proj have one.
-        dt_proj_bias: whether dt_proj has a bias. The bias holds the initial step sizes, so without
+        bias: whether in_proj and out_proj have biases.
+        dt_proj_bias: whether dt_proj has a bias. The bias sets the initial step sizes, so without
             it dt_min, dt_max and dt_init_floor must keep their defaults.
-        dt_soft_plus: whether the step is softplus(dt_proj(dt)). Else the projection is the step
-            itself; it may become negative, and states then grow.
+        dt_soft_plus: whether the step is softplus(dt_proj(dt)). Otherwise the projection is the
+            step itself; it may become negative, and states then grow.
         bidirectional: see above.
         discretization_method: see :func:`selective_scan_fn`; or "trapezoid", see above.
-        rotary: whether states rotate by angles that depend on the input; d_state is even then.
-        device: of the parameters.
-        dtype: of the parameters, float32, float16, bfloat16 or float64.
+        rotary: whether states rotate by input-dependent angles; d_state must then be even.
+        device: the parameters' device.
+        dtype: the parameters' dtype, float32, float16, bfloat16 or float64.
 
     Raises:
         ValueError: an argument is of the wrong type, out of range, or would have no effect.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
-        arXiv:2312.00752: section 3.4 and figure 3; the initialisation is that of its code.
+        arXiv:2312.00752, section 3.4 and figure 3; the initialization is that of its code.
         "Mamba-3", 2026, arXiv:2603.15569: the trapezoid, the rotations, norms and biases.
 
     Example:
@@ -143,7 +144,7 @@ class MambaMixer(MarkedModule):
     """
 
     _marked = ("A_log", "D")
-    _input_name = "hidden"  # of forward's argument, in refusals
+    _input_name = "hidden"  # the name of forward's argument in error messages
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class MambaMixer(MarkedModule):
             **where,
         )
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **where)
-        # Both states of a pair that rotates have one pole.
+        # Both states of a rotating pair have the same pole.
         num_poles = sizes.turns or d_state
         self.A_log = nn.Parameter(torch.empty(d_inner, num_poles, **where))
         self.D = nn.Parameter(torch.empty(d_inner, **where))
@@ -235,15 +236,15 @@ class MambaMixer(MarkedModule):
         self._reset_poles()
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew, those of the modules inside too."""
+        """Initializes all parameters again, including those of the submodules."""
         for module in self.children():
-            if hasattr(module, "reset_parameters"):  # which what has no parameters lacks
+            if hasattr(module, "reset_parameters"):  # modules without parameters lack it
                 module.reset_parameters()
         self._reset_poles()
 
     @torch.no_grad()
     def _reset_poles(self) -> None:
-        """Sets A to -1, -2, ... -d_state in every channel, and D and biases of B and C to 1."""
+        """Sets A to -1, -2, ... -d_state in every channel, and D and the biases of B and C to 1."""
         ones = torch.ones_like(self.A_log, dtype=at_least_single(self.A_log.dtype))
         self.A_log.copy_(ones.cumsum(1).log())
         self.D.fill_(1)
@@ -257,14 +258,14 @@ class MambaMixer(MarkedModule):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> MixerCache:
-        """Makes a cache with which calls go on where the one before ended, from the beginning.
+        """Allocates a cache, with which each call continues where the previous one ended.
 
         Args:
-            batch_size: number of sequences.
-            dtype: of what the cache holds, float32, float16, bfloat16 or float64. None: the scan's
-                states in float32, float64 for such parameters, and the convolution's in the
-                parameters' dtype.
-            device: of the cache, if not the parameters'.
+            batch_size: number of sequences, all of which are at their start.
+            dtype: the cache's dtype, float32, float16, bfloat16 or float64. None means float32 for
+                the scan's states (float64 for float64 parameters), and the parameters' dtype for
+                the convolution's states.
+            device: the cache's device; by default that of the parameters.
 
         Raises:
             ValueError: an argument is of the wrong type or out of range, or the layer is
@@ -278,12 +279,12 @@ class MambaMixer(MarkedModule):
         refuse_bidirectional(self.bidirectional)
         check_count("batch_size", batch_size, minimum=0)
         check_dtype(dtype)
-        # What stands in conv1d's place may have no weight.
+        # A module that replaces conv1d may have no weight.
         weight = getattr(self.conv1d, "weight", self.A_log)
         device = weight.device if device is None else device
         conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
         channels, history = self.d_inner, self.d_conv - 1
-        # Tensors of torch.inference_mode could not be changed outside of it.
+        # Tensors created in torch.inference_mode could not be changed in place outside of it.
         with torch.inference_mode(False):
             conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
             state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
@@ -300,24 +301,24 @@ class MambaMixer(MarkedModule):
         """Runs the layer.
 
         Args:
-            hidden: (batch, seqlen, d_model), of the parameters' dtype. Under torch.autocast either
-                may be any of float32, float16 and bfloat16, while float64 goes with float64 alone.
-            cache: what :meth:`allocate_cache` gave, for hidden's batch: the call goes on where it
-                is, with any number of steps, and changes it in place.
-            cu_seqlens: the boundaries of sequences that lie one behind the other, see
-                :func:`selective_scan_fn`; batch is then 1, and there is no cache.
+            hidden: (batch, seqlen, d_model), in the parameters' dtype. Under torch.autocast, hidden
+                and the parameters may each be float32, float16 or bfloat16; float64 needs float64
+                in both.
+            cache: a cache from :meth:`allocate_cache`, for hidden's batch: the call continues from
+                its states, with any number of steps, and changes it in place.
+            cu_seqlens: the boundaries of packed sequences, see :func:`selective_scan_fn`; batch is
+                then 1, and a cache is not supported.
 
         Returns:
-            (batch, seqlen, d_model). Empty where seqlen is 0.
+            (batch, seqlen, d_model), empty if seqlen is 0.
 
         Raises:
-            TypeError: hidden or cu_seqlens is not a tensor, or cache not a cache.
-            ValueError: hidden has another shape, or the cache is for another batch, device or
-                layer, or the layer is bidirectional and there is a cache, or there are a cache and
-                cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
-                no plain layer.
-            RuntimeError: hidden has another dtype, or there is a cache, and the call would need a
-                gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
+            TypeError: hidden or cu_seqlens is not a tensor, or cache is not a cache.
+            ValueError: hidden has a wrong shape; the cache is for another batch, device or layer; a
+                cache is given together with cu_seqlens, or to a bidirectional layer; or cu_seqlens
+                is given and the convolution is wider than 8, has a hook or is not a plain layer.
+            RuntimeError: hidden has a wrong dtype, a call with a cache needs a gradient, or
+                :func:`selective_scan_fn` refuses cu_seqlens.
         """
         return self._run(hidden, None, cache, cu_seqlens)
 
@@ -328,7 +329,7 @@ class MambaMixer(MarkedModule):
         cache: MixerCache | None,
         cu_seqlens: Tensor | None,
     ) -> Tensor:
-        """The layer's output, to which the residual is added."""
+        """Returns the layer's output plus the residual."""
         hidden = checked_sequence(self._input_name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
@@ -344,15 +345,15 @@ class MambaMixer(MarkedModule):
         return add(residual, self._run_by_parts(hidden, None, cu_seqlens))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
-        """Runs the layer from where the cache is."""
+        """Runs the layer from the cache's states."""
         out = step_in_one((self,), hidden, (cache,))
         return self._run_by_parts(hidden, cache) if out is None else out
 
     def _run_by_parts(
         self, hidden: Tensor, cache: MixerCache | None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """Calls what the layer is made of, one part after the other, from where the cache is, if
-        there is one; one step with a cache goes without a dimension for time."""
+        """Calls the parts of the layer one after another, from the cache's states if there is one;
+        one step with a cache runs on tensors without a time dimension."""
         are_mamba3s = self.sizes.are_mamba3s
         is_one_step = cache is not None and hidden.shape[1] == 1 and not are_mamba3s
         xz = self._project_input(hidden.squeeze(1) if is_one_step else hidden)
@@ -381,8 +382,8 @@ class MambaMixer(MarkedModule):
         return in_proj(hidden)
 
     def _project(self, x: Tensor, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """delta, B and C of x, all (batch, channels, seqlen), or all (batch, channels), and the
-        bias that is left to the scan. A suffix names another set of parts, here and below."""
+        """Projects x to delta, B and C, all (batch, channels, seqlen) or all (batch, channels), and
+        the bias that the scan is to add. A suffix selects another set of parts, here and below."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
         dt, B, C = x_proj(_across(x)).split_with_sizes(sizes, -1)
@@ -425,7 +426,7 @@ class MambaMixer(MarkedModule):
         backward = self._scan_steps(x, delta, A, B, C, **options, reverse=True)
         return (forward + backward) * F.silu(z)
 
-    # What looks at other steps, for layers whose steps lie elsewhere.
+    # These two see other steps; layers whose steps are distributed over ranks override them.
 
     def _convolve(self, x: Tensor, cu_seqlens: Tensor | None, suffix: str = "") -> Tensor:
         conv1d = getattr(self, f"conv1d{suffix}")
@@ -455,18 +456,17 @@ class MambaMixer(MarkedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> MambaMixer:
-        """Makes a mixer of the sizes and with copies of the weights of mamba_ssm's ``Mamba`` or of
-        transformers' ``MambaMixer``.
+        """Creates a mixer with the sizes and with copies of the weights of a Mamba layer.
 
         Args:
-            source: such a module, or its state dict.
-            device: of the parameters, if not the weights'.
-            dtype: of the parameters, if not the weights'.
+            source: mamba_ssm's ``Mamba`` or transformers' ``MambaMixer``, or its state dict.
+            device: the parameters' device; by default that of the weights.
+            dtype: the parameters' dtype; by default that of the weights.
 
         Raises:
             TypeError: source is neither a module nor a mapping.
-            ValueError: source is another module, or lacks a weight, or has one of another shape or
-                one that a mixer has no place for; the message names it.
+            ValueError: source is another module, lacks a weight, or contains one with a wrong shape
+                or one that a mixer does not have; the message names it.
 
         Example:
             >>> from selective_scan import MambaMixer
@@ -480,10 +480,10 @@ class MambaMixer(MarkedModule):
         return mixer
 
     def to_mamba(self) -> dict[str, Tensor]:
-        """The state dict, which mamba_ssm's ``Mamba`` and transformers' ``MambaMixer`` take.
+        """Returns the state dict, which mamba_ssm's ``Mamba`` and transformers' mixer can load.
 
         Raises:
-            ValueError: Mamba does not compute what this mixer does.
+            ValueError: the mixer computes something that Mamba does not.
 
         Example:
             >>> from selective_scan import MambaMixer
@@ -503,5 +503,5 @@ class MambaMixer(MarkedModule):
 
 @fx.wrap
 def _across(tensor: Tensor) -> Tensor:
-    """Channels and time exchanged; one step has no time."""
+    """Exchanges channels and time; a single step has no time dimension."""
     return tensor.transpose(1, 2) if tensor.dim() == 3 else tensor

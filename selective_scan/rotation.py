@@ -1,4 +1,4 @@
-"""States that rotate by angles which depend on the input, as rotations of B and C."""
+"""Rotations of states by input-dependent angles, expressed as rotations of B and C."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from ._table import PROJECTIONS, Shape, Table, TensorArgument
 
 
 def rotate_states(B: Tensor, C: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns B and C so that the scan of real states rotates pairs of them.
+    """Rotates B and C such that a scan of real states rotates pairs of states.
 
-    The states 2p and 2p + 1 are the parts of a complex number h, and of B and C likewise. With
-    the same pole for both, and C's pair conjugated in the sum, ::
+    The states 2p and 2p + 1 are the real and imaginary part of a complex state h; B and C are
+    paired likewise. If both states of a pair have the same pole, a scan with the returned real
+    B' = exp(−i·angles)·B and C' = exp(−i·angles)·C computes ::
 
         h[t] = abar·exp(i·(angles[t] − angles[t-1]))·h[t-1] + bbar·B[t]·u[t]
         y[t] = Σ Re(conj(C[t])·h[t])
 
-    is what a scan computes of the real B' and C' that this returns, B' = exp(−i·angles)·B and
-    C' = exp(−i·angles)·C: in a frame that turns along, states do not rotate. Mamba-3 has its
-    data-dependent rotary embedding so. A one-layer model of real states that only decay cannot
-    count modulo k; one whose states rotate by 2π/k for each event does.
+    because the states do not rotate in a frame that rotates with them. Mamba-3 implements its
+    data-dependent rotary embedding this way. A one-layer model of real states that only decay
+    cannot count modulo k; a model whose states rotate by 2π/k at each event can.
 
-    States of the scan, which it returns or starts from, are those of the turned frame:
-    exp(−i·angles[t])·h[t]. They fit where angles go on from call to call, and are not begun anew.
-    All is elementwise and can be differentiated any number of times.
+    The initial and last states of the scan are those of the rotating frame, exp(−i·angles[t])·h[t].
+    A call can therefore continue from a last state only if its angles continue as well, rather than
+    restart from 0. All operations are elementwise and can be differentiated any number of times.
 
     Args:
         B: input projection, (batch, dstate, seqlen) or (batch, groups, dstate, seqlen), of a real
             dtype; dstate is even.
-        C: output projection, of the dimensions of B.
-        angles: sums of the angles up to each step, in radians, (batch, dstate/2, seqlen) or
-            (batch, groups, dstate/2, seqlen), as B has groups, of any real dtype. Float32 keeps
-            1e-4 of a radian up to 1,000; longer sums are to be taken modulo 2π, or in float64.
+        C: output projection, shaped like B.
+        angles: cumulative angles up to each step, in radians, (batch, dstate/2, seqlen) or, if B
+            has groups, (batch, groups, dstate/2, seqlen), of any real dtype. Float32 resolves 1e-4
+            of a radian up to 1,000; take larger sums modulo 2π, or in float64.
 
     Returns:
-        B' and C', shaped like B and C and of their dtypes. Arithmetic is float32, or float64 if any
-        tensor is.
+        B' and C', with the shapes and dtypes of B and C. Arithmetic is float32, or float64 if any
+        tensor is float64.
 
     Raises:
-        TypeError: an argument is no tensor.
-        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
-            was expected and what came.
+        TypeError: an argument is not a tensor.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
+            argument, the expected and the actual value.
 
     References:
-        Mamba-3, 2026, arXiv:2603.15569: complex states by rotary embeddings of B and C.
+        Mamba-3, 2026, arXiv:2603.15569: complex states as rotary embeddings of B and C.
 
     Example:
         >>> import torch
@@ -75,7 +75,7 @@ def rotate_states(B: Tensor, C: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _check_beside(states: str) -> Callable[[str, Tensor, Call], None]:
-    """Checks a tensor that has the dimensions of B, but this one for its states."""
+    """Returns a check that a tensor has B's dimensions, with `states` in place of dstate."""
 
     def check(name: str, tensor: Tensor, call: Call) -> None:
         batch, *groups, dstate, seqlen = call["B"].shape

@@ -1,4 +1,4 @@
-"""S6: layers of the selective state space model of Mamba."""
+"""S6: a stack of Mamba's selective state space layers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class S6(nn.Module):
 
         output = input + mixer(RMSNorm(input))
 
-    and a final RMSNorm follows the last layer. Output t depends on inputs 0 to t only, unless
-    `bidirectional`. What the mixer's documentation says of parameters, of marks and of training in
-    half types holds here.
+    A final RMSNorm follows the last layer. Output t depends on inputs 0 to t only, unless
+    `bidirectional`. The mixer's documentation on parameters, on weight decay and on training in
+    half precision applies here, too.
 
     Args:
         d_model: number of channels of input and output.
         d_state, d_conv, expand, dt_rank: see :class:`MambaMixer`.
-        dt_min, dt_max, dt_init, dt_scale, dt_init_floor: see there.
-        dt_proj_bias, dt_soft_plus, conv_bias, bias: see there.
+        dt_min, dt_max, dt_init, dt_scale, dt_init_floor: see :class:`MambaMixer`.
+        dt_proj_bias, dt_soft_plus, conv_bias, bias: see :class:`MambaMixer`.
         depth: number of layers.
         bidirectional: whether a second scan runs from the last step to the first.
-        discretization_method: see :func:`selective_scan_fn`; "trapezoid" takes the input from both
+        discretization_method: see :func:`selective_scan_fn`; "trapezoid" takes the input at both
             ends of a step, see :class:`MambaMixer`.
-        rotary: whether states rotate by angles that depend on the input, see there.
-        device: of the parameters.
-        dtype: of the parameters, float32, float16, bfloat16 or float64.
+        rotary: whether states rotate by input-dependent angles, see :class:`MambaMixer`.
+        device: the parameters' device.
+        dtype: the parameters' dtype, float32, float16, bfloat16 or float64.
 
     Raises:
         ValueError: an argument is of the wrong type, out of range, or would have no effect.
@@ -116,14 +116,14 @@ class S6(nn.Module):
 
     @property
     def depth(self) -> int:
-        """The number of layers, also where some were taken out of `layers`, or put there."""
+        """The current number of layers, also after some were removed from `layers` or added."""
         return len(self.layers)
 
     def reset_parameters(self) -> None:
-        """Draws all parameters anew."""
+        """Initializes all parameters again."""
         for layer in self.layers:
             layer.reset_parameters()
-        if hasattr(self.norm_f, "reset_parameters"):  # which what has no parameters lacks
+        if hasattr(self.norm_f, "reset_parameters"):  # norms without parameters lack it
             self.norm_f.reset_parameters()
 
     def allocate_cache(
@@ -132,7 +132,9 @@ class S6(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> S6Cache:
-        """Makes a cache with which calls go on where the one before ended, from the beginning.
+        """Allocates a cache, with which each call continues where the previous one ended.
+
+        The new cache is at the start of its sequences.
 
         Args:
             batch_size, dtype, device: see :meth:`MambaMixer.allocate_cache`.
@@ -159,32 +161,30 @@ class S6(nn.Module):
     ) -> Tensor:
         """Runs all layers and the final norm.
 
-        A call with a cache, of up to 8 steps and few rows, is one operator where all layers are no
-        more than their weights, see docs/serving.md.
+        With a cache, a call of at most 8 steps and few rows runs as a single operator, provided
+        that all layers consist of nothing but their weights (no hooks, adapters or replaced
+        modules); see docs/serving.md.
 
         Args:
-            x: (batch, seqlen, d_model), of the parameters' dtype. Under torch.autocast either may
-                be any of float32, float16 and bfloat16, while float64 goes with float64 alone.
-            cache: what :meth:`allocate_cache` gave, for x's batch: the call goes on where it is,
-                with any number of steps, and changes it in place.
-            cu_seqlens: the boundaries of sequences that lie one behind the other, see
-                :func:`selective_scan_fn`; batch is then 1, and there is no cache. Each layer does
-                with every sequence what it does with it alone.
-            head: what is called with the result, such as a language model's ``nn.Linear`` without a
-                bias, which is part of the one operator.
+            x: (batch, seqlen, d_model), in the parameters' dtype. Under torch.autocast, x and the
+                parameters may each be float32, float16 or bfloat16; float64 needs float64 in both.
+            cache: a cache from :meth:`allocate_cache`, for x's batch: the call continues from its
+                states, with any number of steps, and changes it in place.
+            cu_seqlens: the boundaries of packed sequences, see :func:`selective_scan_fn`; batch is
+                then 1, and a cache is not supported. Each layer treats every sequence separately.
+            head: a module that is called with the result. A language model's ``nn.Linear`` without
+                bias becomes part of the single operator.
 
         Returns:
-            (batch, seqlen, d_model), empty where seqlen is 0; what head gives of it, if there is
-            one.
+            (batch, seqlen, d_model), empty if seqlen is 0; with a head, the head's result.
 
         Raises:
-            TypeError: x or cu_seqlens is not a tensor, or cache not a cache.
-            ValueError: x has another shape, or the cache is for another batch, device or model, or
-                the model is bidirectional and there is a cache, or there are a cache and
-                cu_seqlens, or cu_seqlens and a convolution that is wider than 8, has a hook or is
-                no plain layer.
-            RuntimeError: x has another dtype, or there is a cache, and the call would need a
-                gradient, or cu_seqlens is refused by :func:`selective_scan_fn`.
+            TypeError: x or cu_seqlens is not a tensor, or cache is not a cache.
+            ValueError: x has a wrong shape; the cache is for another batch, device or model; a
+                cache is given together with cu_seqlens, or to a bidirectional model; or cu_seqlens
+                is given and a convolution is wider than 8, has a hook or is not a plain layer.
+            RuntimeError: x has a wrong dtype, a call with a cache needs a gradient, or
+                :func:`selective_scan_fn` refuses cu_seqlens.
         """
         x = checked_sequence("x", x, self.d_model)
         parts = self._modules  # attributes that are modules take a microsecond each
@@ -215,8 +215,10 @@ class S6(nn.Module):
         return _called(head, norms.behind(x, residual))
 
     def _join_norms(self, x: Tensor) -> JoinedNorms | None:
-        """Has each norm add the output of the layer in front of it, if that is no more than its
-        parts."""
+        """Joins each norm with the preceding layer's residual addition; None unless all is plain.
+
+        A layer with hooks or its own forward must be called as a module instead.
+        """
         layers = self.layers._modules.values()
         if not all(type(it).forward is S6Layer.forward and has_no_hooks(it) for it in layers):
             return None
@@ -231,26 +233,26 @@ class S6(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> S6:
-        """Makes an S6 with the weights of a Mamba model, which computes what its layers compute.
+        """Creates an S6 with the weights of a Mamba model; it computes what that model's layers do.
 
         Args:
             source: mamba_ssm's ``MixerModel`` or ``MambaLMHeadModel``, transformers' ``MambaModel``
                 or ``MambaForCausalLM``, or the state dict of one of them. Embeddings and a language
-                model's head are left out: S6 takes what the embeddings give. mamba_ssm's ``Mamba``
-                becomes one layer, whose norms' weights are 1; see
+                model's head are left out: the input of S6 is the output of the embeddings.
+                mamba_ssm's ``Mamba`` becomes one layer, with norm weights of 1; see
                 :meth:`MambaMixer.from_mamba` for the mixer alone. A state dict does not say which
-                model it is of: FalconMamba's has the same names, but norms inside, and is refused
-                as a module only.
-            device: of the parameters, if not the weights'.
-            dtype: of the parameters, if not the weights'.
+                model it belongs to: FalconMamba's has the same names, although its layers contain
+                further norms, and is refused only as a module.
+            device: the parameters' device; by default that of the weights.
+            dtype: the parameters' dtype; by default that of the weights.
 
         Returns:
             The model, with copies of the weights.
 
         Raises:
             TypeError: source is neither a module nor a mapping.
-            ValueError: source is another model, or lacks a weight, or has one of another shape or
-                one that S6 has no place for; the message names it.
+            ValueError: source is another model, lacks a weight, or contains one with a wrong shape
+                or one that S6 does not have; the message names it.
 
         Example:
             >>> import torch
@@ -267,17 +269,17 @@ class S6(nn.Module):
         return model
 
     def to_mamba(self) -> dict[str, Tensor]:
-        """The state dict by the names that Mamba models have elsewhere.
+        """Returns the state dict under the names that other implementations of Mamba use.
 
         ``load_state_dict(…, strict=False)`` of mamba_ssm's ``MixerModel`` and of transformers'
-        ``MambaModel`` takes it, and leaves their embeddings.
+        ``MambaModel`` accepts it, and does not change their embeddings.
 
         Returns:
             ``layers.{i}.mixer.*``, ``layers.{i}.norm.weight`` and ``norm_f.weight``, which share
             memory with the parameters.
 
         Raises:
-            ValueError: Mamba does not compute what this model does.
+            ValueError: the model computes something that Mamba does not.
 
         Example:
             >>> from selective_scan import S6
@@ -293,9 +295,9 @@ class S6(nn.Module):
 
 
 class S6Layer(MambaMixer):
-    """A mixer with its norm and residual, of :class:`MambaMixer`'s arguments.
+    """A mixer with its norm and residual; takes the arguments of :class:`MambaMixer`.
 
-    It is a mixer, rather than holding one, for the names of its parameters.
+    It derives from the mixer, rather than containing one, to keep the names of its parameters.
     """
 
     def __init__(
@@ -308,7 +310,7 @@ class S6Layer(MambaMixer):
     ) -> None:
         super().__init__(d_model, *arguments, device=device, dtype=dtype, **options)
         norm = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
-        # First, for the state dicts of optimizers go by order.
+        # The norm comes first, since the state dicts of optimizers depend on the order.
         self._modules = {"norm": norm, **self._modules}
         self.register_load_state_dict_pre_hook(_ignore_legacy_buffer)
 
@@ -328,5 +330,5 @@ def _called(head: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _ignore_legacy_buffer(module: nn.Module, state_dict: dict, prefix: str, *_: object) -> None:
-    """State dicts of older implementations hold A = -exp(A_log) beside A_log."""
+    """Drops A = -exp(A_log), which state dicts of older implementations contain besides A_log."""
     state_dict.pop(f"{prefix}A_negexp", None)

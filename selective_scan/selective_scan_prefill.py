@@ -1,4 +1,4 @@
-"""The selective scan of chunks of prompts, over a pool of states: prefill."""
+"""The selective scan of chunks of prompts over a pool of states, for prefill."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _PREFILL = Operator(
 
 
 def _pieces(call: Call, slots: list[int | None]) -> list[list[tuple[int, int, int]]]:
-    """Gives for every sequence (begin, end, slot): steps, and where the state behind them goes."""
+    """Returns each sequence's pieces (begin, end, slot), where the state at end goes to slot."""
     every = call.options["checkpoint_every"]
     first = call.tensors.get("first_position")
     positions = [0] * len(slots) if first is None else first.tolist()
@@ -124,11 +124,11 @@ def selective_scan_prefill_ref(
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The scan of chunks over a pool of states, piece by piece with :func:`selective_scan_ref`.
+    """Scans chunks over a pool of states, piece by piece with :func:`selective_scan_ref`.
 
-    Arguments, result and errors are those of :func:`selective_scan_prefill`; `backend` is checked
-    as there, but chooses nothing here. It runs on any device, reads boundaries, indices and
-    positions back to the host, and refuses slots that there are not on any.
+    It has the arguments, result and errors of :func:`selective_scan_prefill`; `backend` is checked
+    but has no other effect. It runs on any device, and reads boundaries, indices and positions back
+    to the host. Indices of slots that do not exist are refused, also on CUDA.
 
     Example:
         >>> import torch
@@ -195,36 +195,37 @@ def selective_scan_prefill(
     out: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    r"""Scans chunks of several sequences, whose states stay in a pool between the calls: prefill.
+    r"""Scans chunks of several sequences, whose states stay in a pool between calls, for prefill.
 
-    The sequences lie one behind the other in `total` steps, as in :func:`selective_scan_fn` with
-    cu_seqlens, and each goes on where it is: it begins with the state in its slot where
-    `has_initial_state` says so, else with 0, and the state behind its steps goes back to the slot,
-    rounded to the states' dtype. out is computed from states before that. A sequence that comes
-    in several calls, cut wherever, gives what it gives in one, but for rounding.
+    The sequences are packed into `total` steps, as in :func:`selective_scan_fn` with cu_seqlens.
+    Each sequence starts from the state in its slot if `has_initial_state` says so, else from 0, and
+    the state after its steps is written back to the slot, rounded to the states' dtype; out is
+    computed from the states before rounding. A sequence may be cut anywhere and passed in several
+    calls: except for rounding, the result is that of a single call.
 
-    `cache_indices` names the slot of each sequence. One that is negative or `pad_slot_id` is
-    padding: no state is read or changed for that sequence, and its out is 0. At steps of no
-    sequence out is 0, too. A sequence without steps keeps its state, or has it set to 0 where it
-    has none.
+    `cache_indices` gives the slot of each sequence. A sequence whose index is negative or
+    `pad_slot_id` is padding: no state is read or changed for it, and its out is 0. out is also 0 at
+    steps that belong to no sequence. A sequence without steps keeps its state, which becomes 0 if
+    the sequence has no initial state.
 
-    With `checkpoint_every` = k > 0 further states are kept, as a cache of prefixes wants them: that
-    after the first (j + 1)·k steps of sequence i goes to slot `checkpoint_slots[i, j]`, if those
-    steps end in this call, or nowhere if that index is padding. Steps count from the first one of
-    all calls: `first_position[i]` of them were before this one. So where checkpoints lie does not
-    depend on how a sequence is cut, and a sequence's row of `checkpoint_slots` is the same in every
-    call, such as its row in an engine's table of blocks.
+    With `checkpoint_every` = k > 0, further states are stored, for example for a prefix cache: the
+    state after the first (j + 1)·k steps of sequence i is written to slot `checkpoint_slots[i, j]`
+    if the last of these steps is in this call and the index is not padding. Steps are counted from
+    the sequence's start over all calls; `first_position[i]` of them precede this call. Therefore
+    the positions of checkpoints do not depend on how a sequence is cut, and its row of
+    `checkpoint_slots` is the same in every call; it can be the sequence's row in an engine's block
+    table.
 
-    Two sequences or checkpoints that write to one slot, or a sequence that begins from a slot which
-    another one writes, have no defined result. On a CPU, boundaries that do not rise, indices of
-    slots that there are not, positions below 0 and checkpoints behind the last column are refused.
-    On CUDA, where the host does not read them, boundaries are moved to where they do no harm, and
-    the others are taken for padding or 0. There a call can be captured in a CUDA graph, and takes
-    other values of all these tensors when it is replayed.
+    If two sequences or checkpoints write to the same slot, or a sequence starts from a slot that
+    another one writes, the result is undefined. On a CPU, boundaries out of order or range, indices
+    of slots that do not exist, negative positions and checkpoints beyond the last column are
+    refused. On CUDA, where the host does not read these values, boundaries are clamped to valid
+    ones, and the others count as padding or 0. There a call can be captured in a CUDA graph, whose
+    replays read the current values of all these tensors.
 
-    Any strides will do. Dtypes may be mixed: arithmetic is float32, or float64 if any tensor is
-    float64 or complex128, also under torch.autocast. There is no derivative: a call that would need
-    one is refused.
+    Tensors may have any strides. Dtypes may be mixed: arithmetic is float32, or float64 if any
+    tensor is float64 or complex128, also under torch.autocast. There is no derivative: a call that
+    would need one is refused.
 
     Args:
         u: input, (dim, total), float32, float16, bfloat16 or float64.
@@ -232,53 +233,54 @@ def selective_scan_prefill(
             for complex A. Changed in place. On CUDA dstate is at most 256.
         delta: step sizes, shaped like u.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        B: input projection, (groups, dstate, total), where groups divides dim and channel d belongs
-            to group d // (dim/groups); or constant, (dim, dstate). For complex A complex, or, with
-            steps, real and of last dimension 2·total with real and imaginary parts interleaved.
-        C: output projection, like B. With steps in both, it has as many groups.
+        B: input projection: variable, (groups, dstate, total), where groups divides dim and channel
+            d belongs to group d // (dim/groups); or constant, (dim, dstate). For complex A, a
+            constant B is complex; a variable B is either complex or real with a last dimension of
+            2·total, (re, im) interleaved.
+        C: output projection, like B. If both are variable, they have the same number of groups.
         D: skip connection, (dim,).
         z: gate, shaped like u.
         delta_bias: added to delta, (dim,).
         delta_softplus: whether Δ is softplus(delta + delta_bias), the identity above 20.
-        cu_seqlens: the sequences' boundaries, (sequences + 1,), int32 or int64: sequence i has the
-            steps from cu_seqlens[i] up to cu_seqlens[i + 1].
-        cache_indices: the slot of each sequence, (sequences,), int32 or int64. Without it there are
-            as many slots as sequences, and sequence i has slot i.
-        has_initial_state: whether each sequence goes on from its slot, (sequences,), bool. Without
-            it none does.
-        pad_slot_id: an index that marks padding, as every negative one does.
-        checkpoint_every: the number of steps from one checkpoint to the next; 0 keeps none.
+        cu_seqlens: boundaries of the sequences, (sequences + 1,), int32 or int64, non-decreasing.
+            Sequence i has the steps from cu_seqlens[i] up to, but not including, cu_seqlens[i + 1].
+        cache_indices: the slot of each sequence, (sequences,), int32 or int64. None means that
+            there are as many slots as sequences, and sequence i has slot i.
+        has_initial_state: whether each sequence starts from the state in its slot, (sequences,),
+            bool. None means that all start from 0.
+        pad_slot_id: an index that marks padding, like every negative index.
+        checkpoint_every: the number of steps from one checkpoint to the next; 0 stores none.
         first_position: the number of each sequence's steps before this call, (sequences,), int32 or
-            int64. Without it 0.
-        checkpoint_slots: where checkpoints go, (sequences, checkpoints), int32 or int64; needed
-            where checkpoint_every is not 0.
+            int64. None means 0.
+        checkpoint_slots: the slots of the checkpoints, (sequences, checkpoints), int32 or int64;
+            required if checkpoint_every is not 0.
         discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
             :func:`selective_scan_fn`.
-        input_delta: steps of the input's own, (dim, total), as there.
-        out: where to write the result, if it is not to be a new tensor: shaped like u, of its
-            dtype. It must share no memory with the other arguments.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`selective_scan_prefill_ref`, on any
+        input_delta: step sizes of the input, (dim, total); see :func:`selective_scan_fn`.
+        out: a tensor that receives the result, with u's shape and dtype; must share no memory with
+            the other arguments. None allocates one.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`selective_scan_prefill_ref` on any
             device.
 
     Returns:
-        out, shaped and, where u is dense, laid out like u, in u's dtype; `out` itself if it is
-        given.
+        `out` if it is given, else a new tensor with u's shape and dtype and, if u is dense, u's
+        layout.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
-            the argument, what was expected and what came. Also a call that needs a gradient, and,
-            on a CPU, what is said above.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
+            the call needs a gradient, or, on a CPU, a value is one of those refused above; the
+            message names the argument, the expected and the actual value.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
-        arXiv:2312.00752. Slots, padding and initial states are as inference engines call
-        ``selective_scan_fn``, such as vLLM.
+        arXiv:2312.00752. Slots, padding and initial states follow the calls of
+        ``selective_scan_fn`` in inference engines such as vLLM.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""One step of the selective scan, for states that stay in memory between the calls: decoding."""
+"""Steps of the selective scan with states that stay in memory between calls, for decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._table import (
 )
 from .functional import observed
 
-# --- shapes: heads are there where state has them, steps where x has them ------------------------
+# --- shapes: state's shape decides whether there are heads, x's whether there are steps -----------
 
 
 _ROWS = Shape((("batch", "steps?", "heads?", "dim"),))
@@ -66,7 +66,7 @@ def _arguments(*more: Option) -> Table:
         TensorArgument("input_delta", REAL, _ROWS, optional=True),
         anchor="x",
         complex_by=("A",),
-        # Every row has the slot of its own number.
+        # Without indices, row b has slot b.
         equal_sizes={"state_batch_indices": ("batch", "slots")},
     )
 
@@ -100,11 +100,11 @@ def selective_state_update_ref(
     input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The state update, step by step in plain PyTorch.
+    """Takes one or a few steps of the selective scan in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`selective_state_update`; `backend` is checked
-    as there, but chooses nothing here. It runs on any device, and refuses indices of slots that
-    there are not on any.
+    It has the arguments, result and errors of :func:`selective_state_update`; `backend` is checked
+    but has no other effect. It runs on any device. Indices of slots that do not exist are refused,
+    also on CUDA.
 
     Example:
         >>> import torch
@@ -123,11 +123,11 @@ def selective_state_update_ref(
     discretize = DISCRETIZATIONS[discretization_method]
 
     def steps_of(tensor: Tensor) -> list[Tensor]:
-        """Each (batch, [heads,] dim)."""
+        """Returns the steps, each (batch, [heads,] dim)."""
         return list(tensor.to(dtype).unbind(1)) if has_steps else [tensor.to(dtype)]
 
     def projections_of(tensor: Tensor) -> list[Tensor]:
-        """Each (batch, heads, 1, dstate), or (batch, dim, dstate) without heads."""
+        """Returns the steps, (batch, heads, 1, dstate) each; (batch, dim, dstate) without heads."""
         steps = tensor.to(h_dtype).unbind(1) if has_steps else [tensor.to(h_dtype)]
         steps = [step[:, None] if step.dim() == 2 else step for step in steps]
         repeats = [call.sizes["heads" if has_heads else "dim"] // step.shape[1] for step in steps]
@@ -197,34 +197,34 @@ def selective_state_update(
     input_delta: Tensor | None = None,
     backend: BackendName = "auto",
 ) -> Tensor:
-    r"""Takes one step of the selective scan, or a few, and changes the states in place: decoding.
+    r"""Takes one or a few steps of the selective scan and updates its states in place.
 
     For every row b of the batch and channel d, with h of size N = dstate from the row's slot::
 
         h    = abar ⊙ h + bbar ⊙ B · x
         out  = (Σ_n C[n] h[n] + D·x) · silu(z)       2·Re Σ_n C[n] h[n] for complex A
 
-    with Δ = dt + dt_bias, through softplus if `dt_softplus`, and abar and bbar as in
-    :func:`selective_scan_fn`. Then h goes back to its slot, rounded to the states' dtype. out, and
-    the next of several steps, is computed from h before that. A call that goes on where a scan
-    ended gives what the scan would have given.
+    with Δ = dt + dt_bias, passed through softplus if `dt_softplus`, and abar and bbar as in
+    :func:`selective_scan_fn`. Then h is written back to its slot, rounded to the states' dtype; out
+    and further steps of the call use h before rounding. A call that continues from the last state
+    of a scan returns what a longer scan would have returned.
 
-    `state` may be a pool of which a batch uses some slots: `state_batch_indices` names that of each
-    row. A row whose index is negative or `pad_slot_id` is padding: no state is read or changed for
-    it, and its out is 0. With `dst_state_batch_indices` a row's new state goes to another slot, and
-    its own stays as it is; with two dimensions, the state after every step goes to a slot of its
-    own, which lets a speculative decoder return to any of them. Such an index may be padding, too:
-    that state is stored nowhere.
+    `state` may be a pool, of which a batch uses some slots: `state_batch_indices` gives the slot of
+    each row. A row whose index is negative or `pad_slot_id` is padding: no state is read or changed
+    for it, and its out is 0. With `dst_state_batch_indices`, a row's new state is written to
+    another slot, and its own slot is not changed; if the indices have two dimensions, the state
+    after every step is written to a separate slot, so that a speculative decoder can return to any
+    of them. If such an index is padding, that state is not stored.
 
-    Two rows that write to one slot, or a row that reads a slot which another one writes, have no
-    defined result. Indices of slots that there are not are refused on a CPU; on CUDA, where the
-    host does not read them, they are taken for padding.
+    If two rows write to the same slot, or one row reads a slot that another row writes, the result
+    is undefined. An index of a slot that does not exist is refused on a CPU; on CUDA, where the
+    host does not read the indices, it counts as padding.
 
-    Heads are there where `state` has four dimensions; steps where x has one more than without.
-    Any strides will do, 0 among them: A of one value for each head is ``A[:, None, None].expand(
-    heads, dim, dstate)``. Dtypes may be mixed: arithmetic is float32, or float64 if any tensor is
-    float64 or complex128, also under torch.autocast. There is no derivative: a call that would need
-    one is refused.
+    A `state` of four dimensions has heads, and an x with one dimension more than (batch, [heads,]
+    dim) has steps. Tensors may have any strides, including 0: an A with one value per head is
+    ``A[:, None, None].expand(heads, dim, dstate)``. Dtypes may be mixed: arithmetic is float32, or
+    float64 if any tensor is float64 or complex128, also under torch.autocast. There is no
+    derivative: a call that would need one is refused.
 
     Args:
         state: (slots, dim, dstate) or (slots, heads, dim, dstate), float32, float16, bfloat16 or
@@ -234,39 +234,38 @@ def selective_state_update(
         dt: step sizes, shaped like x.
         A: poles, ([heads,] dim, dstate), float32, float64, complex64 or complex128.
         B: input projection, (batch, [steps,] dstate) or (batch, [steps,] groups, dstate), where
-            groups divides heads and head h belongs to group h // (heads/groups); without heads the
-            same of channels. Complex for complex A.
+            groups divides heads and head h belongs to group h // (heads/groups); without heads,
+            groups divides dim in the same way. Complex for complex A.
         C: output projection, like B, with the same number of groups.
         D: skip connection, ([heads,] dim).
         z: gate, shaped like x.
         dt_bias: added to dt, ([heads,] dim).
         dt_softplus: whether Δ is softplus(dt + dt_bias), the identity above 20.
-        state_batch_indices: the slot of each row, (batch,), int32 or int64. Without it there are as
-            many slots as rows, and row b has slot b.
-        dst_state_batch_indices: where the new state goes, (batch,), or after every step, (batch,
-            steps), int32 or int64; without it, to the row's slot.
-        pad_slot_id: an index that marks padding, as every negative one does.
-        out: where to write the result, if it is not to be a new tensor: shaped like x, of its
-            dtype.
+        state_batch_indices: the slot of each row, (batch,), int32 or int64. None means that there
+            are as many slots as rows, and row b has slot b.
+        dst_state_batch_indices: the slot for each row's last state, (batch,), or for its state
+            after every step, (batch, steps), int32 or int64. None means the row's own slot.
+        pad_slot_id: an index that marks padding, like every negative index.
+        out: a tensor that receives the result, with x's shape and dtype. None allocates one.
         discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
             :func:`selective_scan_fn`.
-        input_delta: a step of the input's own, shaped like x; see :func:`selective_scan_fn`.
-        backend: "auto" takes the kernels for the tensors' device; "cpu" and "cuda" do the same and
-            insist on that device; "reference" takes :func:`selective_state_update_ref`, on any
+        input_delta: step sizes of the input, shaped like x; see :func:`selective_scan_fn`.
+        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
+            and require that device; "reference" runs :func:`selective_state_update_ref` on any
             device.
 
     Returns:
-        out, shaped and, where x is dense, laid out like x, in x's dtype; `out` itself if it is
-        given.
+        `out` if it is given, else a new tensor with x's shape and dtype and, if x is dense, x's
+        layout.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: an unknown method, a wrong layout, device, dtype or shape; the message names
-            the argument, what was expected and what came. Also a call that needs a gradient, and,
-            on a CPU, an index of a slot that there is not.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
+            the call needs a gradient, or, on a CPU, an index names a slot that does not exist; the
+            message names the argument, the expected and the actual value.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
@@ -309,13 +308,13 @@ def update_by_log(
     *more: Tensor | bool | None,
     discretization_method: Method,
 ) -> Tensor:
-    """selective_state_update with A = −exp(A_log), which kernels compute where they read it.
+    """Runs selective_state_update with A = −exp(A_log), which the kernels compute as they read it.
 
     Args:
-        state, x, dt: as there.
+        state, x, dt: as in selective_state_update.
         A_log: (dim, dstate), of any real dtype.
         more: B, C, D, z, dt_bias and dt_softplus.
-        discretization_method: as there.
+        discretization_method: as in selective_state_update.
     """
     arguments = (state, x, dt, A_log, *more, None, None, -1, None, discretization_method)
     if _STATE_UPDATE.has_kernels((*arguments, None, "auto")):

@@ -13,17 +13,18 @@ from ._plain_mixer import has_plain_weights, parameter
 
 
 class StepProjection(nn.Linear):
-    """A linear layer to the step sizes, whose weight and bias start as Mamba's do.
+    """A linear layer that computes the step sizes, with Mamba's initialization.
 
     Args:
         rank: number of input channels.
         dim: number of output channels.
-        bias: whether there is a bias, which holds the initial steps.
-        constant_weight: whether all weights start as rank^-0.5·scale, else uniform in ± that.
+        bias: whether there is a bias, which is initialized from the initial step sizes.
+        constant_weight: whether all weights start as rank^-0.5·scale; else they are drawn uniformly
+            between minus and plus this value.
         scale: see constant_weight.
-        step_range: the initial steps' range, log-uniform.
-        floor: the initial steps' minimum.
-        softplus: whether the step is the softplus of this projection.
+        step_range: the range of the initial step sizes, which are log-uniform.
+        floor: the minimum of the initial step sizes.
+        softplus: whether the step size is the softplus of this projection.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class StepProjection(nn.Linear):
             low, high = map(math.log, self.step_range)
             step = torch.empty_like(self.bias, dtype=at_least_single(self.bias.dtype))
             step = step.uniform_(low, high).exp().clamp(min=self.floor)
-            # The inverse of softplus, log(exp(step) - 1), for any size of step.
+            # The inverse of softplus, log(exp(step) - 1), without overflow for large steps.
             self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
 
     def extra_repr(self) -> str:
@@ -67,16 +68,16 @@ class StepProjection(nn.Linear):
 
 
 def is_plain_projection(dt_proj: nn.Module) -> bool:
-    """Whether it computes no more than its weight and its bias tell."""
+    """Returns whether calling dt_proj does nothing but apply its weight and bias."""
     return has_plain_weights(dt_proj, StepProjection, nn.Linear)
 
 
 def project_steps(dt_proj: nn.Module, dt: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(..., rank) to (..., dim), and the bias that the scan is to add to that.
+    """Projects (..., rank) to (..., dim); also returns the bias, which the scan is to add.
 
-    The scan adds it in full precision, so a plain layer is taken apart. Anything else is called,
-    and adds by itself what it adds: whatever stands in the place of a linear layer does what that
-    does, and only that.
+    Only the product of a plain layer is computed here, because the scan adds the bias in full
+    precision. Any other layer is called, and the returned bias is None: a module that replaces the
+    linear layer computes the whole projection, including its bias.
     """
     if is_plain_projection(dt_proj):
         return F.linear(dt, parameter(dt_proj, "weight")), parameter(dt_proj, "bias")

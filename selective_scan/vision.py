@@ -46,19 +46,19 @@ def cross_scan_fn(
 ) -> Tensor:
     """Scans a map in four directions and adds the results, as VMamba's blocks do.
 
-    The directions are, in this order: along the rows, the first row first; along the columns; the
-    same two from the last place to the first. Each has parameters of its own::
+    The directions are, in this order: along the rows, starting with the first row; along the
+    columns; and these two from the last position to the first. Each has its own parameters::
 
         out = Σ_k selective_scan(x in the order of k, delta[k], A[k], B[k], C[k], D[k], …)
 
-    where every sequence is read as the map lies and every result is put back to its places. Rows
-    are scanned where they are and backwards where they are; of x one transposed copy is made, for
-    both directions along the columns. VMamba copies x four times and its results as often.
+    Every result is added at the map's positions. The scans along the rows, forward and reverse,
+    read x in place; the two scans along the columns share one transposed copy of x. VMamba copies
+    x, and its results, four times.
 
-    Everything is given by places of the map, not by steps of a sequence. What is dense in the order
-    of its direction is read without a copy: that of rows if it is contiguous, that of columns if it
-    is a transposed view of maps (…, width, height). The projections of a block are alike for all
-    places, so they can be made in the order that is wanted::
+    All arguments are indexed by positions of the map, not by steps of a sequence. A tensor that is
+    dense in the order of its direction is read without a copy: along the rows if it is contiguous,
+    along the columns if it is a transposed view of maps (…, width, height). The projections of a
+    block are the same for all positions, so they can be computed in the desired order::
 
         low = x_proj(x).chunk(4, 1)           # each (batch, rank + 2·dstate, height, width)
         turned = low[1].mT.contiguous()       # of direction 1, few channels
@@ -71,26 +71,29 @@ def cross_scan_fn(
         delta: step sizes, (batch, 4, dim, height, width), or four of (batch, dim, height, width).
         A: poles, (4, dim, dstate), float32, float64, complex64 or complex128.
         B: input projections, (batch, 4, dstate, height, width), or with groups of channels
-            (batch, 4, groups, dstate, height, width); or four without the second dimension. Complex
-            where A is.
+            (batch, 4, groups, dstate, height, width); or four tensors without the second dimension.
+            Complex if A is complex.
         C: output projections, like B.
         D: skip connections, (4, dim).
         delta_bias: added to delta, (4, dim).
         delta_softplus: whether the step is softplus(delta + delta_bias).
-        discretization_method: as of :func:`selective_scan.selective_scan_fn`, where all that these
-            arguments have in common is told.
-        backend: likewise; "reference" takes :func:`cross_scan_ref`.
+        discretization_method: see :func:`selective_scan.selective_scan_fn`, which also describes
+            the other shared arguments.
+        backend: as in :func:`selective_scan.selective_scan_fn`; "reference" runs
+            :func:`cross_scan_ref`.
 
     Returns:
-        out, (batch, dim, height, width) in x's dtype. Each direction is rounded to it, then added.
+        out, (batch, dim, height, width) in x's dtype. The result of each direction is rounded to
+        this dtype before the sum.
 
     Raises:
         TypeError: an argument is not of the type above.
         ValueError: the backend is unknown, or does not match the tensors' device.
-        RuntimeError: a wrong layout, device, dtype or shape, or an unknown method; the message
-            names the argument, what was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU, and from code that
-            torch.compile made, it is a RuntimeError with the allocator's message.
+        RuntimeError: the method is unknown, or an argument has a wrong layout, device, dtype or
+            shape; the message names the argument, the expected and the actual value. Also raised
+            when the result is differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
+            torch.compile, a RuntimeError with the allocator's message is raised instead.
         ImportError: the library for the tensors' device is missing.
 
     References:
@@ -128,11 +131,12 @@ def _compose(
     options: tuple[bool, Method],
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The result of four scans, each with a derivative of its own."""
+    """Computes the result from four scans, each of which is an autograd node."""
     delta_softplus, discretization_method = options
-    # One copy for both directions that read it, and one of the gradient that comes back.
+    # The two directions along the columns share one copy of x, and its gradient is copied once.
     rows, columns = _along_rows(x), _along_columns(x)
-    # Gradients of what is unbound are stacked once; those of four entries would be added up.
+    # The gradients of unbound parameters are stacked once. Indexing four times would instead add
+    # four gradients of full size.
     As, Ds, biases = ([None] * DIRECTIONS if it is None else it.unbind() for it in parameters)
 
     def scan(k: int) -> Tensor:
@@ -171,10 +175,10 @@ def cross_scan_ref(
     discretization_method: Method = "zoh",
     backend: BackendName = "auto",
 ) -> Tensor:
-    """:func:`cross_scan_fn` in plain PyTorch: each direction as a sequence of its own.
+    """Computes :func:`cross_scan_fn` in plain PyTorch, each direction as a separate sequence.
 
-    Arguments, result and errors are the same; `backend` is checked as there, but chooses nothing
-    here. It runs on any device and can be differentiated any number of times.
+    It has the arguments, result and errors of :func:`cross_scan_fn`; `backend` is checked but has
+    no other effect. It runs on any device and can be differentiated any number of times.
 
     Example:
         >>> import torch
@@ -230,10 +234,10 @@ def _checked_maps(
     delta_softplus: bool,
     discretization_method: str,
 ) -> tuple[Sequence[Tensor], ...]:
-    """Delta, B and C by directions, if they and the other arguments are right."""
+    """Checks all arguments and returns delta, B and C by direction."""
     maps = tuple(_by_directions(*pair) for pair in (("delta", delta), ("B", B), ("C", C)))
     values = (x, maps[0], A, *maps[1:], D, delta_bias, delta_softplus, discretization_method)
-    is_plain = _pytorch.is_plain_call()  # others may have sizes that are symbols
+    is_plain = _pytorch.is_plain_call()  # other calls may have symbolic sizes
     kind = tuple(map(_kind, values)) if is_plain else None
     if kind not in _known_kinds:
         _ARGUMENTS.check_types(values)
@@ -245,23 +249,23 @@ def _checked_maps(
     return maps
 
 
-# Kinds of calls that were right, which takes longer to find out than to run them.
+# The kinds of calls that passed the checks, which take longer than the calls themselves.
 _known_kinds: set[tuple] = set()
 _MOST_KINDS = 1024
 
 
 def _kind(value: object) -> object:
-    """All that is checked of it."""
+    """Returns everything that the checks depend on, as a hashable value."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device, value.layout
     if isinstance(value, list | tuple):
         return tuple(map(_kind, value))
     is_simple = value is None or isinstance(value, bool | str)
-    return (type(value), value) if is_simple else object()  # which is refused
+    return (type(value), value) if is_simple else object()  # never known, so it is checked
 
 
 def _by_directions(name: str, maps: Maps) -> Maps:
-    """Four maps, unbound for the same reason as the other parameters."""
+    """Returns four maps; a tensor is unbound for the same reason as the parameters in _compose."""
     if not isinstance(maps, Tensor):
         if not isinstance(maps, list | tuple):
             fail_on_type(name, "a Tensor or a list of Tensors", maps)
@@ -282,7 +286,7 @@ def _of_directions(*dims: str) -> Callable[[str, Tensor, Call], None]:
 
 def _check_map(name: str, tensor: Tensor, call: Call, dims: tuple[str, ...] = ("dim",)) -> None:
     wanted = ("batch", *dims, "height", "width")
-    check_dims(name, tensor, wanted, call.sizes, limits={})  # this width is no convolution's
+    check_dims(name, tensor, wanted, call.sizes, limits={})  # width is not a convolution's here
 
 
 def _check_projection(name: str, tensor: Tensor, call: Call) -> None:

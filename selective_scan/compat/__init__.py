@@ -1,7 +1,7 @@
-"""mamba_ssm's and causal_conv1d's import paths, for code that was written for those packages.
+"""The import paths of mamba_ssm and causal_conv1d, for code that was written for those packages.
 
-    install      puts the modules where the packages are absent; returns a Handle
-    uninstall    takes them away
+    install      provides the modules of packages that are not installed; returns a Handle
+    uninstall    removes them
 
 Nothing happens before `install` is called. This project is not affiliated with those packages.
 """
@@ -25,11 +25,11 @@ __all__ = ["Handle", "install", "uninstall"]
 class _Importer:
     """Finds and fills our modules, on import and on reload.
 
-    A root is a module that stands with all that is under it: a package as a rule.
+    A root is a module that is replaced together with all of its submodules, usually a package.
     """
 
     def __init__(self) -> None:
-        # By root, the modules of a real package that ours stand for.
+        # The modules of a real package that ours replace, by root.
         self.displaced: dict[str, dict[str, ModuleType]] = {}
 
     def covers(self, name: str) -> bool:
@@ -39,7 +39,8 @@ class _Importer:
         if not self.covers(name):
             return None
         if name in ABSENT:
-            # It has no name, by which Python would take it for a module that nobody asked for.
+            # The error has no `name`: with one, `from package import module` would ignore it, and
+            # raise its own error without this reason.
             raise ModuleNotFoundError(_why_absent(name))
         if name not in MODULES:
             return None
@@ -47,7 +48,7 @@ class _Importer:
         return ModuleSpec(name, self, origin="selective_scan.compat", is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """None has Python make an ordinary module."""
+        """Returns None, so that Python creates an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
         contents = MODULES[module.__spec__.name]
@@ -63,14 +64,14 @@ class _Importer:
             sys.meta_path.insert(0, self)
         parent = root.rpartition(".")[0]
         if parent and parent not in sys.modules:
-            return  # the real parent is imported when it is asked for
+            return  # the real parent will be imported on demand
         for name in MODULES:
             if _is_under(name, root):
                 importlib.import_module(name)
 
     def remove(self, root: str) -> None:
         displaced = self.displaced.pop(root)
-        # What stands for a package since then has put our modules aside, too.
+        # A package that was replaced after this root has displaced our modules as well.
         wider = (self.displaced[other] for other in self.displaced if _is_under(root, other))
         modules = next(wider, sys.modules)
         ours = _take_modules(root, modules)
@@ -118,16 +119,17 @@ _IMPORTER = _Importer()
 
 @dataclass(frozen=True)
 class Handle:
-    """What one call of :func:`install` did; as a context manager it undoes that at its end.
+    """The result of a call of :func:`install`; as a context manager, it undoes the call on exit.
 
     Attributes:
-        packages: the packages, and single modules, that the call put there, none that it found.
+        packages: the packages and single modules that the call installed, without those that were
+            already there.
     """
 
     packages: tuple[str, ...]
 
     def uninstall(self) -> None:
-        """Takes away what this call put there, as far as it is still there."""
+        """Removes the modules that this call installed, if they are still installed."""
         for package in reversed(self.packages):
             if package in _IMPORTER.displaced:
                 _IMPORTER.remove(package)
@@ -145,31 +147,31 @@ class Handle:
 
 
 def install(force: bool = False, raw: bool = False, modules: Sequence[str] | None = None) -> Handle:
-    """Makes ``import mamba_ssm`` and ``import causal_conv1d`` give selective_scan's functions.
+    """Makes ``import mamba_ssm`` and ``import causal_conv1d`` provide selective_scan's functions.
 
     The modules are put into ``sys.modules``, with specs that ``importlib`` finds and reloads; no
-    file is written. A package that is really installed is left as it is, and a warning of the
-    logger ``selective_scan`` says so, unless `force`. Beside a real mamba_ssm that stays,
-    causal_conv1d stays absent if it is, unless `raw`: mamba_ssm does without it, but calls the
-    bindings, too, where it finds it. A second call changes nothing.
+    file is written. Without `force`, a package that is really installed is not changed, and the
+    logger ``selective_scan`` warns about it. If a real mamba_ssm stays and causal_conv1d is not
+    installed, the latter is not added without `raw`: mamba_ssm works without causal_conv1d, but if
+    it finds that package, it also calls its bindings. A second call changes nothing.
 
-    Code that has imported a name before keeps what it has.
+    Names that code has already imported keep their values.
 
     Args:
-        force: whether to stand for a package that is installed, until :func:`uninstall` puts its
-            modules back.
+        force: whether to replace a package that is installed, until :func:`uninstall` restores its
+            modules.
         raw: whether to add the modules ``causal_conv1d_cuda``, ``selective_scan_cuda``,
             ``selective_scan_cuda_core`` and ``selective_scan_cuda_oflex``, which forks call below
             autograd.
-        modules: full names of modules to put in the place of a package's that stays, such as
-            ``"mamba_ssm.ops.triton.layernorm"``, each with all that is under it.
+        modules: full names of modules to replace in a package that otherwise stays, such as
+            ``"mamba_ssm.ops.triton.layernorm"``, each with all of its submodules.
 
     Returns:
-        A handle, whose `uninstall` undoes what this call did, and which is a context manager.
+        A handle, which is a context manager and whose `uninstall` undoes this call.
 
     Raises:
         TypeError: an argument is not of the type above.
-        ValueError: there is no such module.
+        ValueError: `modules` names a module that does not exist here.
 
     Example:
         >>> import selective_scan.compat
@@ -225,5 +227,5 @@ def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
 
 
 def uninstall() -> None:
-    """Takes away all that :func:`install` put there, and puts back what that displaced."""
+    """Removes all modules that :func:`install` added, and restores those that they replaced."""
     Handle(tuple(_IMPORTER.displaced)).uninstall()

@@ -1,4 +1,4 @@
-"""How functions of a binding module are called."""
+"""Calls of a binding module's functions, whose arguments are positional."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Result = TypeVar("Result")
 
 
 def by_position(name: str, *forms: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Has a function called by position alone, as those of C++ are.
+    """Makes a function accept positional arguments only, like the C++ functions of a binding.
 
     Args:
-        name: of the function, for the error.
-        forms: the names of its parameters in the order of a call, one form for each number of
-            arguments; without forms there is one, of all parameters in their own order.
+        name: the function's name in error messages.
+        forms: the supported signatures, each with the names of the parameters in the order of the
+            call; the number of arguments selects one. Without forms, the only signature is that of
+            the function itself.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -28,7 +29,7 @@ def by_position(name: str, *forms: str) -> Callable[[Callable[..., Result]], Cal
         @functools.wraps(function)
         def call(*arguments: object) -> Result:
             if len(arguments) not in by_count:
-                # The names of C++ end with _ where a tensor may be absent.
+                # As in C++, the names of optional tensors end with _.
                 names = [", ".join(name.rstrip("_") for name in form) for form in accepted]
                 expected = " or ".join(f"({form})" for form in names)
                 got = ", ".join(map(_describe, arguments))

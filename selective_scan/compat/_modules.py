@@ -1,4 +1,4 @@
-"""Which modules there are, and what is in them."""
+"""The list of the provided modules and their contents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
-_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # of Vim's fork
+_DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # from Vim's fork
 _PASSES = ("fwd", "bwd")
 _NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
 _MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
@@ -20,7 +20,7 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class Contents:
-    """Names of a module, each with the module it comes from and its name there."""
+    """A module's names, each with the module that defines it and its name in that module."""
 
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
@@ -39,9 +39,9 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
 _CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
 )
-# What upstream's module imports for itself, and code takes along that imports * from it. Of the
-# classes of outputs the first is that of versions 2, the others, those of versions 1, are gone from
-# transformers 5.
+# The imports of upstream's module, which code that imports * from it relies on. Of the output
+# classes, the first belongs to versions 2, and the others to versions 1; transformers 5 no longer
+# has the latter.
 _TAKEN_ALONG = (
     _from("collections", "namedtuple")
     | _from("dataclasses", "dataclass field")
@@ -58,7 +58,7 @@ _TAKEN_ALONG = (
     }
 )
 _NORM_CONTENTS = Contents(_from(f"{_HERE}.layer_norm", _NORMS))
-# A version before the one that brought Mamba-2 tells those who ask that it is not there.
+# A version before the introduction of Mamba-2, so that code which checks for Mamba-2 finds none.
 _MAMBA_VERSION = {"__version__": "1.2.2+selective.scan"}
 _CONVOLUTION_VERSION = {"__version__": "1.5.0+selective.scan"}
 
@@ -129,7 +129,7 @@ def _absent(reason: str, names: str) -> dict[str, str]:
     return {f"mamba_ssm.{name}": reason for name in names.split()}
 
 
-# What mamba_ssm has, and is absent on purpose, and why.
+# The parts of mamba_ssm that are absent on purpose, each with the reason.
 ABSENT = (
     _absent(
         "Mamba-2 and its SSD are not covered",

@@ -1,13 +1,13 @@
-"""Forward and backward passes by the signatures of the binding modules that forks call below
+"""Forward and backward passes with the signatures of the binding modules that forks call below
 autograd: mamba_ssm's ``selective_scan_cuda``, VMamba's ``selective_scan_cuda_core`` and ``_oflex``,
 and ``causal_conv1d_cuda``.
 
-Of a scan's saved states x they promise what callers read, that x[:, :, -1, 1::2] is the last
-state. There is one chunk; x[:, :, 0, 0::2] is the product of abar over all steps. The backward
-passes take x, and out, for the signature's sake: they scan again, since the kernels save other
-states.
+Only the part of a scan's saved states x that callers read is guaranteed: x[:, :, -1, 1::2] is the
+last state. x has one chunk, and x[:, :, 0, 0::2] is the product of abar over all steps. The
+backward passes accept x and out only to match the signatures. They scan again, because our kernels
+save other states.
 
-Tensors may be on a CPU, too.
+Tensors may also be on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _forward(
     delta_bias: Optional,
     delta_softplus: bool,
 ) -> list[Tensor]:
-    """out in u's dtype, and x, (batch, dim, 1, 2·dstate)."""
+    """Returns out, in u's dtype, and x, (batch, dim, 1, 2·dstate)."""
     scanned = (u, delta, A, B, C, D, None, delta_bias, delta_softplus)
     out, last_state = selective_scan_fn(*scanned, return_last_state=True)
     steps = delta.to(last_state.real.dtype)
@@ -56,8 +56,10 @@ def _forward(
 def _backward(
     tensors: Sequence[Optional], delta_softplus: bool, dout: Tensor
 ) -> tuple[Tensor, list[Optional]]:
-    """out in float32, and the gradients of u, delta, A, B, C, D, z and delta_bias; dout may have a
-    wider dtype than u."""
+    """Returns out, in float32 or wider, and the gradients of u, delta, A, B, C, D, z, delta_bias.
+
+    dout may have a wider dtype than u.
+    """
     leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
     with torch.enable_grad():
         u = leaves[0].to(at_least_single(dout.dtype))
@@ -83,10 +85,10 @@ def mamba_fwd(
     delta_bias_: Optional,
     delta_softplus: bool,
 ) -> list[Tensor]:
-    """[out, x], and with z also out·silu(z). out is what the scan gives before the gate."""
+    """Returns [out, x], and with z also out·silu(z); out is the scan's output before the gate."""
     if z_ is None:
         return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)
-    # In float32, so that the gate does not see a rounded out.
+    # out is computed in float32, so that the gate is not applied to a rounded out.
     wide = u.to(at_least_single(u.dtype))
     out, x = _forward(wide, delta, A, B, C, D_, delta_bias_, delta_softplus)
     return [out.to(u.dtype), x, (out * F.silu(z_.to(out.dtype))).to(u.dtype)]
@@ -109,8 +111,8 @@ def mamba_bwd(
     delta_softplus: bool,
     recompute_out_z: bool,
 ) -> list[Optional]:
-    """[du, ddelta, dA, dB, dC, dD, ddelta_bias], with z also dz, which is dz_ where that is given,
-    and then with recompute_out_z the gated out."""
+    """Returns [du, ddelta, dA, dB, dC, dD, ddelta_bias], followed with z by dz, which is written to
+    dz_ if that is given, and with recompute_out_z by the gated out."""
     tensors = (u, delta, A, B, C, D_, z_, delta_bias_)
     out, (*before, dz, ddelta_bias) = _backward(tensors, delta_softplus, dout)
     result = [*before, ddelta_bias]
@@ -122,7 +124,7 @@ def mamba_bwd(
 
 # --- VMamba ---------------------------------------------------------------------------------------
 
-# nrows, by which VMamba's first kernels shared out channels, changes no result, and nothing here.
+# nrows, by which VMamba's first kernels divided the channels, affects no result and is ignored.
 
 
 @by_position("selective_scan_cuda_core.fwd")
@@ -137,7 +139,7 @@ def core_fwd(
     delta_softplus: bool,
     nrows: int,
 ) -> list[Tensor]:
-    """[out, x]."""
+    """Returns [out, x]."""
     return oflex_fwd(u, delta, A, B, C, D_, delta_bias_, delta_softplus, nrows, False)
 
 
@@ -154,7 +156,7 @@ def _vmamba_bwd(
     delta_softplus: bool,
     nrows: int,
 ) -> list[Optional]:
-    """[du, ddelta, dA, dB, dC, dD, ddelta_bias]; dout has u's dtype or float32."""
+    """Returns [du, ddelta, dA, dB, dC, dD, ddelta_bias]; dout has u's dtype or float32."""
     tensors = (u, delta, A, B, C, D_, None, delta_bias_)
     _, (*before, _, ddelta_bias) = _backward(tensors, delta_softplus, dout)
     return [*before, ddelta_bias]
@@ -177,7 +179,7 @@ def oflex_fwd(
     nrows: int,
     out_float: bool,
 ) -> list[Tensor]:
-    """[out, x], out in float32 if `out_float`."""
+    """Returns [out, x], with out in float32 if `out_float`."""
     if out_float:
         u = u.float()
     return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)
@@ -203,7 +205,7 @@ def convolution_fwd(
     final_states_out: Optional = None,
     out: Optional = None,
 ) -> Optional:
-    """out; None in the form that has it given."""
+    """Returns out, or None if the signature passes `out`, which then receives the result."""
     inputs = (x, weight, bias, seq_idx, initial_states, final_states_out)
     return _give(causal_conv1d_fwd_function(*inputs, silu_activation), out)
 
@@ -241,8 +243,11 @@ def convolution_bwd(
     dbias: Optional = None,
     dinitial_states: Optional = None,
 ) -> list[Optional] | None:
-    """[dx, dweight, dbias], and dinitial_states in the form that asks for it. dx is the one that is
-    given if one is. The last form has all given, adds to dweight and dbias, and returns None."""
+    """Returns [dx, dweight, dbias], and dinitial_states in the third signature.
+
+    A dx that is given receives the gradient of x, and is returned. The last signature passes all
+    gradients: it adds to dweight and dbias, and returns None.
+    """
     states = (seq_idx, initial_states, dfinal_states)
     if dweight is None:
         asked = bool(return_dinitial_states)
@@ -250,7 +255,8 @@ def convolution_bwd(
             *(x, weight, bias, dout, *states, dx, asked, silu_activation)
         )
         return [*gradients] if return_dinitial_states is not None else [*gradients[:3]]
-    # A weight in float32 has gradients that are not rounded before they are added.
+    # Casting the weights to dweight's dtype, say float32, keeps their gradients from being rounded
+    # before they are added.
     wide = [None if t is None else t.to(dweight.dtype) for t in (weight, bias)]
     asked = dinitial_states is not None
     gradients = causal_conv1d_bwd_function(x, *wide, dout, *states, dx, asked, silu_activation)
@@ -279,7 +285,7 @@ def convolution_update(
     conv_state_indices: Optional = None,
     out: Optional = None,
 ) -> Optional:
-    """out; None in the form that has it given. conv_state is changed in place."""
+    """Returns out, or None if the signature passes `out`; changes conv_state in place."""
     states = (cache_seqlens, conv_state_indices)
     inputs = (x, conv_state, weight, bias, silu_activation, *states)
     return _give(causal_conv1d_update_function(*inputs), out)

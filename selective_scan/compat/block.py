@@ -1,4 +1,4 @@
-"""The residual block around a mixer, by the signature of mamba_ssm's block module."""
+"""The residual block around a mixer, with the signature of mamba_ssm's block module."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from .layer_norm import RMSNorm, layer_norm_fn
 
 
 class Block(nn.Module):
-    """Adds the residual, norms the sum and mixes it; the same again with an MLP, if there is one.
+    """Adds the residual, normalizes the sum and applies the mixer; then likewise the MLP, if any.
 
-    Parameters are named as in mamba_ssm's ``Block``: mixer, norm, and for an MLP norm2 and mlp.
+    The submodules are named as in mamba_ssm's ``Block``: mixer, norm, and with an MLP norm2 and
+    mlp.
 
     Args:
         dim: number of channels.
-        mixer_cls: makes the mixer from dim.
-        mlp_cls: makes the MLP from dim; ``nn.Identity`` for none.
-        norm_cls: makes a norm from dim.
-        fused_add_norm: whether sum and norm are those of :func:`layer_norm_fn`, in float32; the
-            norm must be an ``nn.LayerNorm`` or an :class:`RMSNorm` then.
-        residual_in_fp32: whether the residual is handed on in float32.
+        mixer_cls: creates the mixer from dim.
+        mlp_cls: creates the MLP from dim; ``nn.Identity`` for none.
+        norm_cls: creates a norm from dim.
+        fused_add_norm: whether :func:`layer_norm_fn` computes the sum and the norm, in float32; the
+            norm must then be an ``nn.LayerNorm`` or an :class:`RMSNorm`.
+        residual_in_fp32: whether the residual is passed on in float32.
 
     Raises:
-        TypeError: the norm is another one, and fused_add_norm.
+        TypeError: fused_add_norm is True and the norm is of another kind.
 
     Example:
         >>> import torch
@@ -73,10 +74,10 @@ class Block(nn.Module):
         """Runs the block.
 
         Args:
-            hidden_states: what the block before gave, (batch, seqlen, dim).
-            residual: likewise; None for the first block.
-            inference_params: for the mixer.
-            mixer_kwargs: for the mixer.
+            hidden_states: the previous block's hidden_states, (batch, seqlen, dim).
+            residual: the previous block's residual; None for the first block.
+            inference_params: passed to the mixer.
+            mixer_kwargs: passed to the mixer.
 
         Returns:
             (hidden_states, residual), for the next block.
@@ -92,7 +93,7 @@ class Block(nn.Module):
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
     ) -> tuple[Tensor, ...]:
-        """The mixer's."""
+        """Returns the mixer's inference cache."""
         return self.mixer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
 
 
@@ -103,7 +104,7 @@ def add_norm(
     fused_add_norm: bool,
     residual_in_fp32: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The norm of hidden + residual, and that sum, for the next block."""
+    """Returns the norm of hidden + residual, and the sum, which is the next residual."""
     if fused_add_norm:
         return layer_norm_fn(
             hidden,

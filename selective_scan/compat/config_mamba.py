@@ -1,4 +1,4 @@
-"""What a language model is made of, by the fields of mamba_ssm's config_mamba module."""
+"""The configuration of a language model, with the fields of mamba_ssm's config_mamba module."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass, field
 
 @dataclass
 class MambaConfig:
-    """The sizes of a :class:`selective_scan.compat.mixer_seq_simple.MambaLMHeadModel`, which are
-    the keys of a checkpoint's configuration.
+    """The configuration of a :class:`selective_scan.compat.mixer_seq_simple.MambaLMHeadModel`.
+
+    The fields are the keys of a checkpoint's configuration.
 
     Attributes:
         d_model: number of channels.
-        d_intermediate: of every block's MLP; 0 for none.
+        d_intermediate: hidden size of every block's MLP; 0 for none.
         n_layer: number of blocks.
         vocab_size: number of tokens.
         ssm_cfg: arguments of the mixers, and under "layer" their kind.
-        attn_layer_idx: which layers are attention; none can be.
-        attn_cfg: arguments of those.
+        attn_layer_idx: indices of attention layers; must be empty.
+        attn_cfg: arguments of attention layers.
         rms_norm: whether norms are RMS norms.
-        residual_in_fp32: whether blocks hand the residual on in float32.
-        fused_add_norm: whether a residual is added and normed in one.
-        pad_vocab_size_multiple: what the number of embeddings is rounded up to.
-        tie_embeddings: whether the head's weight is the embedding's.
+        residual_in_fp32: whether blocks pass the residual on in float32.
+        fused_add_norm: whether the residual addition and the norm are one operation.
+        pad_vocab_size_multiple: the number of embeddings is rounded up to a multiple of this.
+        tie_embeddings: whether the head shares the embedding's weight.
     """
 
     d_model: int = 2560

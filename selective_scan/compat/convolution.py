@@ -1,6 +1,8 @@
-"""The convolution by the signatures of causal_conv1d's modules cpp_functions, which mamba_ssm calls
-below autograd, and causal_conv1d_varlen, and of its reference. Tensors may be on a CPU, too, and of
-any strides."""
+"""The convolution with the signatures of causal_conv1d's reference and of its modules
+causal_conv1d_varlen and cpp_functions, the latter of which mamba_ssm calls below autograd.
+
+Tensors may also be on a CPU, and may have any strides.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,7 @@ def causal_conv1d_ref(
     activation: Activation | None = None,
     seq_idx: Optional = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`selective_scan.causal_conv1d_ref`, with seq_idx as the last argument, where upstream's
-    reference has it."""
+    """Calls :func:`selective_scan.causal_conv1d_ref`; seq_idx comes last, as upstream has it."""
     before = (x, weight, bias, seq_idx, initial_states, return_final_states)
     return _reference(*before, final_states_out, activation)
 
@@ -46,7 +47,7 @@ def causal_conv1d_fwd_function(
     final_states_out: Optional,
     silu_activation: bool,
 ) -> Tensor:
-    """out; the final states are written to final_states_out."""
+    """Returns out, and writes the final states to final_states_out if it is given."""
     inputs = (x, weight, bias, seq_idx, initial_states)
     activation = _activation(silu_activation)
     if final_states_out is None:
@@ -67,7 +68,7 @@ def causal_conv1d_bwd_function(
     return_dinitial_states: bool,
     silu_activation: bool,
 ) -> tuple[Tensor, Tensor, Optional, Optional]:
-    """dx, which is written to the dx that is given if one is, dweight, dbias, dinitial_states."""
+    """Returns dx, dweight, dbias and dinitial_states; a dx that is given receives the result."""
     if return_dinitial_states and initial_states is None:
         initial_states = x.new_zeros(*x.shape[:2], weight.shape[1] - 1)
     if dx is None:
@@ -96,7 +97,7 @@ def _by_reference(
     *,
     dx: Tensor,
 ) -> tuple[Tensor, Optional, Optional]:
-    """What the op ``causal_conv1d_bwd_out`` does, where there are no kernels."""
+    """Computes the op ``causal_conv1d_bwd_out`` if there are no kernels."""
     leaves = [
         None if t is None else t.detach().requires_grad_()
         for t in (x, weight, bias, initial_states)
@@ -124,31 +125,33 @@ def causal_conv1d_update_function(
     cache_seqlens: Optional,
     conv_state_indices: Optional,
 ) -> Tensor:
-    """out; conv_state is changed in place."""
+    """Returns out; changes conv_state in place."""
     indices = (cache_seqlens, conv_state_indices)
     return causal_conv1d_update(x, conv_state, weight, bias, _activation(silu_activation), *indices)
 
 
 @torch.no_grad()
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """The last steps of packed sequences: a convolution's states, from which decoding goes on.
+    """Returns the last steps of packed sequences, the convolution states that decoding starts from.
 
     Args:
         x: (total, dim).
-        cu_seqlens: (sequences + 1,), int32 or int64: sequence i has the rows from cu_seqlens[i] to
-            before cu_seqlens[i + 1]. The values are not read back to the host.
+        cu_seqlens: boundaries of the sequences, (sequences + 1,), int32 or int64. Sequence i has
+            the rows from cu_seqlens[i] up to, but not including, cu_seqlens[i + 1]. The values are
+            not read back to the host.
         state_len: the number of steps.
 
     Returns:
-        (sequences, dim, state_len), 0 in front of a sequence that is shorter, channels adjacent.
+        (sequences, dim, state_len), with adjacent channels, and with 0 before the first step of a
+        sequence that is shorter.
 
     Raises:
-        ValueError: x has another number of dimensions.
+        ValueError: x has a wrong number of dimensions.
     """
     if x.dim() != 2:
         refuse("x", "(total, dim)", tuple(x.shape))
     steps = torch.arange(-state_len, 0, device=x.device) + cu_seqlens[1:, None]
     is_there = (steps >= cu_seqlens[:-1, None])[..., None]
-    # A row of zeros in front gives what is not there a place, also where x has no rows.
+    # A leading row of zeros serves the steps that do not exist, even if x has no rows.
     rows = torch.nn.functional.pad(x, (0, 0, 1, 0))[steps.clamp(min=-1) + 1]
     return torch.where(is_there, rows, 0).transpose(1, 2)

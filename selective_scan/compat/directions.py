@@ -1,4 +1,4 @@
-"""Mamba layers of several directions, as the forks of Vim, VideoMamba and SegMamba have them."""
+"""Mamba layers with several scan directions, as in the forks of Vim, VideoMamba and SegMamba."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..cache import MixerCache
 from ..mamba_inner import add, mamba_rows
 from ..mamba_mixer import MambaMixer
 
-# What looks at its arguments stays one node in a graph of torch.fx.
+# Functions that inspect their arguments must stay one node each in a torch.fx graph.
 fx.wrap("checked_sequence")
 fx.wrap("mamba_rows")
 fx.wrap("poles")
@@ -40,11 +40,11 @@ def mamba_inner_fn_no_out_proj(
     C_proj_bias: Tensor | None = None,
     delta_softplus: bool = True,
 ) -> Tensor:
-    """:func:`selective_scan.mamba_inner_fn` without the output projection, as Vim's fork has it.
+    """Runs :func:`selective_scan.mamba_inner_fn` without the output projection, as in Vim's fork.
 
     Args:
-        xz: the layer's input projection, (batch, 2·dim, seqlen), float32, float16, bfloat16 or
-            float64, as are all tensors but A, B and C.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
+            bfloat16 or float64, as are all tensors except A, B and C.
         conv1d_weight: (dim, 1, width), width 1 to 8.
         conv1d_bias: (dim,) or None.
         x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
@@ -53,13 +53,14 @@ def mamba_inner_fn_no_out_proj(
             :func:`selective_scan.mamba_inner_fn`.
 
     Returns:
-        (batch, dim, seqlen), the transpose of what an output projection takes.
+        (batch, dim, seqlen), the transpose of an output projection's input.
 
     Raises:
         TypeError: an argument is not of the type above.
-        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
-            was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU it is a RuntimeError.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
+            argument, the expected and the actual value. Also raised when the result is
+            differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
         ImportError: the library for the tensors' device is missing.
 
     Example:
@@ -95,22 +96,22 @@ def bimamba_inner_fn(
     C_proj_bias: Tensor | None = None,
     delta_softplus: bool = True,
 ) -> Tensor:
-    """:func:`selective_scan.mamba_inner_fn` with a second scan of the same inputs, by the poles
-    A_b, from the last step to the first, as Vim's fork has it.
+    """Runs :func:`selective_scan.mamba_inner_fn` with a second, reverse scan, as in Vim's fork.
 
-    Both scans have D and are gated, and are added before the output projection. In
-    ``mamba_inner_fn(…, bidirectional=True)`` both have the same poles, and D·x counts once.
+    The second scan has the same inputs and the poles A_b, and runs from the last step to the first.
+    Each scan applies D and the gate, and both are added before the output projection. In contrast,
+    the scans of ``mamba_inner_fn(…, bidirectional=True)`` share poles, and D·x is added once.
 
     Args:
-        xz: the layer's input projection, (batch, 2·dim, seqlen), float32, float16, bfloat16 or
-            float64, as are all tensors but A, A_b, B and C.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
+            bfloat16 or float64, as are all tensors except A, A_b, B and C.
         conv1d_weight: (dim, 1, width), width 1 to 8.
         conv1d_bias: (dim,) or None.
         x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
         out_proj_weight: (d_model, dim).
         out_proj_bias: (d_model,) or None.
         A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        A_b: poles of the second scan, likewise; complex where A is.
+        A_b: poles of the second scan, like A; complex if A is complex.
         B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
             :func:`selective_scan.mamba_inner_fn`.
 
@@ -119,9 +120,10 @@ def bimamba_inner_fn(
 
     Raises:
         TypeError: an argument is not of the type above.
-        RuntimeError: a wrong layout, device, dtype or shape; the message names the argument, what
-            was expected and what came. Also a second differentiation.
-        torch.OutOfMemoryError: there is no memory on the GPU; on a CPU it is a RuntimeError.
+        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
+            argument, the expected and the actual value. Also raised when the result is
+            differentiated twice.
+        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
         ImportError: the library for the tensors' device is missing.
 
     Example:
@@ -155,7 +157,7 @@ def _turned(rows: Tensor, _nslices: int) -> Tensor:
 
 
 def _across_slices(rows: Tensor, nslices: int) -> Tensor:
-    """The first steps of all slices, then the second ones, and so on."""
+    """Orders the steps such that the first steps of all slices come first, then the second ones."""
     return _exchange(rows, nslices, is_back=False)
 
 
@@ -173,8 +175,8 @@ def _exchange(rows: Tensor, nslices: int, is_back: bool) -> Tensor:
 
 
 class _Direction(NamedTuple):
-    """A set of parts, by the suffix of their names, and the order in which it takes the steps of
-    rows, (batch, seqlen, channels); `back` undoes `there`."""
+    """A scan direction: the suffix in the names of its parts, and `there`, which brings the steps
+    of rows, (batch, seqlen, channels), into its order; `back` undoes `there`."""
 
     suffix: str = ""
     there: Callable[[Tensor, int], Tensor] = _as_it_is
@@ -192,13 +194,13 @@ _DIRECTIONS = {
 
 
 class DirectedMixer(MambaMixer):
-    """:class:`MambaMixer` in several directions, of which each has parts of its own between in_proj
-    and out_proj; and with a scale of the result. See :class:`.mamba_simple.Mamba`."""
+    """:class:`MambaMixer` with several directions, each of which has its own parts between in_proj
+    and out_proj, and with a scaled result. See :class:`.mamba_simple.Mamba`."""
 
     _marked = ("A_log", "D", "A_b_log", "D_b", "A_s_log", "D_s")
     _input_name = "hidden_states"
     use_fast_path = True
-    # While the constructor of MambaMixer runs.
+    # Values for use while the constructor of MambaMixer runs.
     bimamba_type = "none"
     init_layer_scale: float | None = None
 
@@ -222,7 +224,7 @@ class DirectedMixer(MambaMixer):
         self.bidirectional = bimamba_type != "none"
         self.if_divide_out = if_divide_out
         self.nslices = nslices
-        # An optimizer's state knows parameters by their order, so that is the forks'.
+        # An optimizer's state identifies parameters by order, so the order is that of the forks.
         out_proj, poles_and_skip = self.out_proj, (self.A_log, self.D)
         del self.out_proj, self.A_log, self.D
         if init_layer_scale is not None:
@@ -291,7 +293,7 @@ class DirectedMixer(MambaMixer):
         return add(residual, self._scale(self.out_proj(y)))
 
     def _run_direction(self, xz: Tensor, direction: _Direction) -> Tensor:
-        """The rows that out_proj takes, in the order of xz."""
+        """Computes one direction's input of out_proj, in the order of xz."""
         suffix = direction.suffix
         A_log, D = getattr(self, f"A{suffix}_log"), getattr(self, f"D{suffix}")
         A, A_b = poles(A_log), poles(self.A_b_log) if direction.has_second_poles else None
@@ -328,7 +330,7 @@ class DirectedMixer(MambaMixer):
         return self._scale(super()._go_on(hidden, cache))
 
     def _scale(self, out: Tensor) -> Tensor:
-        """Scales in the dtype of out, though gamma, as A_log, is of a wider one."""
+        """Scales out by gamma, and keeps its dtype, although gamma's may be wider, like A_log's."""
         return out if self.init_layer_scale is None else (out * self.gamma).to(out.dtype)
 
     def _refuse_states(self) -> None:

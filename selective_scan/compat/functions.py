@@ -1,5 +1,5 @@
-"""The classes of mamba_ssm's selective_scan_interface module, by whose ``apply`` some programs call
-what is behind its functions."""
+"""The autograd functions of mamba_ssm's selective_scan_interface module, whose ``apply`` some
+programs call directly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..mamba_inner import mamba_inner_fn
 
 
 class SelectiveScanFn:
-    """:func:`selective_scan.selective_scan_fn` as a class that has it as `apply`.
+    """:func:`selective_scan.selective_scan_fn` as the `apply` of a class.
 
     Example:
         >>> import torch
@@ -23,6 +23,6 @@ class SelectiveScanFn:
 
 
 class MambaInnerFn:
-    """:func:`selective_scan.mamba_inner_fn` as a class that has it as `apply`."""
+    """:func:`selective_scan.mamba_inner_fn` as the `apply` of a class."""
 
     apply = staticmethod(mamba_inner_fn)

@@ -1,4 +1,4 @@
-"""Writes on from a prompt, by the signatures of mamba_ssm's generation module."""
+"""Generates text from a prompt, with the signatures of mamba_ssm's generation module."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .sampling import modify_logit_for_repetition_penalty, sample
 
 @dataclass
 class InferenceParams:
-    """How far generation is, and the layers' states, which they take from here.
+    """The progress of a generation, and the layers' states.
 
     Attributes:
-        max_seqlen: how long sequences may become.
+        max_seqlen: the maximum length of sequences.
         max_batch_size: number of sequences.
-        seqlen_offset: the steps that the states have seen.
+        seqlen_offset: the number of steps that the states have seen.
         batch_size_offset: 0.
         key_value_memory_dict: the layers' states by layer_idx.
         lengths_per_sample: for attention; None.
@@ -39,9 +39,9 @@ class InferenceParams:
     lengths_per_sample: Tensor | None = None
 
     def reset(self, max_seqlen: int, max_batch_size: int) -> None:
-        """Goes back to the beginning. The states stay in their memory until the layers write those
-        of a prompt over them, which must have as many sequences as they: before a prompt of more or
-        fewer, empty `key_value_memory_dict`."""
+        """Restarts with new sequences. The states are kept until the layers overwrite them by those
+        of a prompt; before a prompt of another number of sequences, clear `key_value_memory_dict`.
+        """
         self.max_seqlen = max_seqlen
         self.max_batch_size = max_batch_size
         self.seqlen_offset = 0
@@ -50,7 +50,7 @@ class InferenceParams:
 
 
 class Streamer(Protocol):
-    """What is told of tokens as they come, such as transformers' ``TextStreamer``."""
+    """A receiver of tokens as they are generated, such as transformers' ``TextStreamer``."""
 
     def put(self, value: Tensor) -> None: ...
 
@@ -58,12 +58,12 @@ class Streamer(Protocol):
 
 
 class GenerationOutput(NamedTuple):
-    """What :func:`decode` gives.
+    """The result of :func:`decode`.
 
     Attributes:
-        sequences: (batch, length), the prompt and the new tokens.
-        scores: for each new token the logits, (batch, vocab_size), that it was taken from, before
-            the repetition penalty; None where they were not asked for.
+        sequences: the prompts and the new tokens, (batch, length).
+        scores: for each new token, the logits before the repetition penalty, (batch, vocab_size);
+            None if they were not requested.
     """
 
     sequences: Tensor
@@ -72,7 +72,7 @@ class GenerationOutput(NamedTuple):
 
 @dataclass
 class DecoderOnlyOutput:
-    """:class:`GenerationOutput` for code with a loop of its own, which may change it."""
+    """A mutable :class:`GenerationOutput`, for code with its own generation loop."""
 
     sequences: Tensor
     scores: tuple[Tensor, ...] | None = None
@@ -96,35 +96,33 @@ def decode(
     output_scores: bool = False,
     streamer: Streamer | None = None,
 ) -> GenerationOutput:
-    """Writes on until sequences have `max_length` tokens: one call of the model for the prompt, and
-    one for each token.
+    """Generates tokens until sequences have `max_length` tokens, with one call of the model for the
+    prompt and one for each further token.
 
     Args:
-        input_ids: the prompts, (batch, seqlen), of one length.
+        input_ids: the prompts, (batch, seqlen), all of the same length.
         model: called as ``model(input_ids, position_ids=, inference_params=, num_last_tokens=1)``.
-        max_length: length of prompt and new tokens, an integer; one new token comes in any case.
-        top_k: see :func:`sample`, as of the next three.
-        repetition_penalty: above 1, what tokens in the prompt or written before are made less
-            likely by.
+        max_length: length of prompt and new tokens, an integer; at least one token is generated.
+        top_k: see :func:`sample`; likewise top_p, min_p and temperature.
+        repetition_penalty: above 1, makes the tokens of the prompt and previous ones less likely.
         eos_token_id: the token that ends a sequence. Generation stops once it is the newest token
-            of all rows; a row that had it earlier goes on, and what is behind is to be cut off.
-        teacher_outputs: (batch, length), tokens that are taken instead of the model's at their
-            positions, which count from the prompt's first token.
-        vocab_size: how many tokens there are, if not as many as logits, which may be padded.
-        cg: whether on a CUDA device a token's call is one launch, of a CUDA graph that the model
-            keeps in its attribute `_decoding_cache` for the next time, see
-            :func:`update_graph_cache`. Hooks and other Python run while it is captured, and not for
-            each token. On a CPU there are none.
-        enable_timing: whether to print how long prompt and tokens took together.
+            of all rows. A row that had it earlier continues; cut off its tokens after it.
+        teacher_outputs: (batch, length), tokens that replace the model's at their positions, which
+            count from the prompt's first token.
+        vocab_size: the number of tokens, if the logits are padded to more.
+        cg: whether on a CUDA device the call for a token is a single launch of a CUDA graph. The
+            model keeps it for further use in its attribute `_decoding_cache`, see
+            :func:`update_graph_cache`. Hooks and other Python code run during the capture only, not
+            for each token. On a CPU, cg has no effect.
+        enable_timing: whether to print the time for prompt and tokens together.
         output_scores: whether to keep the logits.
-        streamer: is told of the prompt and of every new token, (batch, 1), on the CPU, and of the
-            end.
+        streamer: receives the prompt and every new token, (batch, 1), on the CPU, and the end.
 
     Returns:
         A named tuple of sequences and scores.
 
     Raises:
-        ValueError: an argument is out of range, or of another type.
+        ValueError: an argument is out of range or has a wrong type.
 
     Example:
         >>> import torch
@@ -166,7 +164,7 @@ def decode(
         params = InferenceParams(max_seqlen=length, max_batch_size=batch)
     run_prompt = _caller(model)
 
-    # Tensors of torch.inference_mode could not be trained on outside of it.
+    # Tensors created in torch.inference_mode could not be trained on outside of it.
     with torch.inference_mode(False):
         sequences = input_ids.new_empty(batch, length)
     sequences[:, :prompt] = input_ids
@@ -213,7 +211,8 @@ Run = Callable[[Tensor, InferenceParams], Tensor]
 
 
 def _caller(model: nn.Module) -> Run:
-    """Calls the model: tokens (batch, seqlen) to logits (batch, 1, vocab_size) of the last."""
+    """Returns a function that calls the model: tokens, (batch, seqlen), to the logits of the last
+    one, (batch, 1, vocab_size)."""
 
     def run(tokens: Tensor, params: InferenceParams) -> Tensor:
         position_ids = None
@@ -241,13 +240,13 @@ class _Stopwatch:
 
 
 class GenerationMixin:
-    """Gives a model `generate`. It calls the model, as :func:`decode` says, and for CUDA graphs its
-    `allocate_inference_cache`."""
+    """Adds `generate` to a model. It calls the model as :func:`decode` describes, and for CUDA
+    graphs also its `allocate_inference_cache`."""
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
     ) -> dict[int, tuple[Tensor, ...]]:
-        """The layers' states before the first step, by layer_idx."""
+        """Returns the layers' states before the first step, by layer_idx."""
         raise NotImplementedError(
             f"selective_scan: {type(self).__name__} must have allocate_inference_cache for cg=True"
         )
@@ -271,18 +270,18 @@ class GenerationMixin:
         enable_timing: bool = False,
         streamer: Streamer | None = None,
     ) -> Tensor | GenerationOutput:
-        """Writes on from prompts: see :func:`decode`, which has the other arguments.
+        """Generates tokens from prompts; see :func:`decode` for the other arguments.
 
         Args:
             return_dict_in_generate: whether to return sequences and scores.
 
         Returns:
-            (batch, length), the prompts and the new tokens; or a named tuple, see
-            `return_dict_in_generate`.
+            The prompts and the new tokens, (batch, length); with `return_dict_in_generate` a named
+            tuple of sequences and scores.
 
         Raises:
             ValueError: an argument is out of range.
-            NotImplementedError: `cg` is given on a CUDA device, and the model lacks
+            NotImplementedError: `cg` is True on a CUDA device, and the model lacks
                 `allocate_inference_cache`.
 
         Example:
@@ -321,10 +320,10 @@ class DecodingCache:
     """CUDA graphs of a model's decoding calls, and the states that they change.
 
     Attributes:
-        key: what the graphs were made for; they are made anew where it differs.
-        inference_params: with the states.
-        graphs: by number of tokens of a call, each with its input and output.
-        max_seqlen: how long sequences may become, for which there are states.
+        key: what the graphs were captured for; if it differs, they are captured again.
+        inference_params: the parameters with the states.
+        graphs: the graphs by number of tokens of a call, each with its input and output.
+        max_seqlen: the maximum length of sequences for which there are states.
     """
 
     key: tuple[object, ...]
@@ -333,12 +332,12 @@ class DecodingCache:
     max_seqlen: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A CUDA graph belongs to its process and its tensors: copied or pickled it is None."""
+        """Copies and pickles as None, since a CUDA graph belongs to its process and its tensors."""
         return type(None), ()
 
     def run(self, input_ids: Tensor, position_ids: Tensor | int, seqlen: int) -> Tensor:
-        """The logits of a call with (batch, number) tokens at these positions, or all at one,
-        behind seqlen others, which is what the states tell already."""
+        """Returns the logits for (batch, number) tokens at these positions, or all at one. seqlen,
+        the number of tokens before these, has no effect, since the states imply it."""
         return self.graphs[input_ids.shape[1]].run(input_ids, position_ids)
 
     def run_next(self, tokens: Tensor, params: InferenceParams) -> Tensor:
@@ -374,25 +373,25 @@ def update_graph_cache(
     dtype: torch.dtype | None = None,
     n_warmups: int = 2,
 ) -> DecodingCache:
-    """Gives the CUDA graphs of a model's decoding calls, `cache` where that has them.
+    """Returns the CUDA graphs of a model's decoding calls: `cache` if it fits, else new ones.
 
-    They are made anew for other sizes or dtypes, for longer sequences, for weights in another
-    place, for another module or hook, and where an attribute of a module is another: a number, a
-    flag, a function, or what lists and dicts have. What changes inside of any other object, such as
-    a configuration, is not seen: set the model's `_decoding_cache` to None then.
+    The graphs are captured again for other sizes or dtypes, for longer sequences, for weights at
+    other addresses, for another module or hook, and if an attribute of a module has changed: a
+    number, a flag, a function, or the contents of lists and dicts. Changes inside any other object,
+    such as a configuration, are not detected; set the model's `_decoding_cache` to None after them.
 
     Args:
-        model: on a CUDA device.
-        cache: what an earlier call gave, or None.
+        model: a model on a CUDA device.
+        cache: the result of an earlier call, or None.
         batch_size: number of sequences.
         seqlen_og: length of the prompt.
-        max_seqlen: how long sequences may become.
-        decoding_seqlens: numbers of tokens of a call.
-        dtype: of the states, if not the weights'.
+        max_seqlen: the maximum length of sequences.
+        decoding_seqlens: the numbers of tokens of a call to capture graphs for.
+        dtype: the states' dtype; by default that of the weights.
         n_warmups: how often a call is run before it is captured.
 
     Returns:
-        The graphs, with states of their own.
+        The graphs, with their own states.
 
     Raises:
         NotImplementedError: the model lacks `allocate_inference_cache`.
@@ -411,7 +410,7 @@ def update_graph_cache(
     is_autocast = torch.is_autocast_enabled("cuda")
     autocast_dtype = torch.get_autocast_dtype("cuda") if is_autocast else None
     sizes = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype)
-    # The states of layers of attention have a place for every step.
+    # The states of attention layers have a position for every step, so max_seqlen matters.
     is_long_enough = cache is not None and max_seqlen <= cache.max_seqlen
     if is_long_enough and cache.key == (*sizes, *_what_is_called(model)):
         return cache
@@ -419,18 +418,18 @@ def update_graph_cache(
     states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
     params = InferenceParams(max_seqlen, batch_size, seqlen_og, key_value_memory_dict=states)
     cache = DecodingCache((), params, max_seqlen=max_seqlen)
-    # Weights that autocast keeps do not live as long as a graph that reads them.
+    # Autocast caches no weights here: they would be freed while the graph still reads them.
     autocast = torch.autocast("cuda", autocast_dtype, enabled=is_autocast, cache_enabled=False)
     with torch.cuda.device(device), autocast:
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
-    cache.key = (*sizes, *_what_is_called(model))  # as the first calls may have left it
+    cache.key = (*sizes, *_what_is_called(model))  # the first calls may have changed the model
     params.seqlen_offset = 0  # a prompt comes next
     return cache
 
 
 def _what_is_called(model: nn.Module) -> Iterator[object]:
-    """All that decides what a call of the model does, as far as it can be compared."""
+    """Yields everything comparable that determines what a call of the model does."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield (*_addresses(tensor), tensor.dtype, tensor.device)
     for name, module in model.named_modules():
@@ -441,15 +440,15 @@ def _what_is_called(model: nn.Module) -> Iterator[object]:
     yield _comparable(_pytorch.process_wide_forward_hooks())
 
 
-# Of a module: its parts, which are looked at by themselves, and the graphs.
+# Attributes of modules that are not compared here: parts, which are visited themselves, and graphs.
 _COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache"}
 _PLAIN_KINDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_MOST_LEVELS = 4  # of lists in lists
+_MOST_LEVELS = 4  # of nested lists
 
 
 @dataclass(frozen=True, eq=False)
 class _Itself:
-    """What is equal to itself alone, and lives as long as it is compared."""
+    """A value compared by identity; the reference keeps it alive, so its identity is not reused."""
 
     value: object
 
@@ -469,12 +468,12 @@ def _comparable(value: object, level: int = 0) -> object:
         if isinstance(value, list | tuple):
             return [_comparable(it, level + 1) for it in value]
         if isinstance(value, set | frozenset):
-            return frozenset(value)  # of what can be hashed, and so compared
+            return frozenset(value)  # its elements are hashable, and so comparable
     return _Itself(value)
 
 
 def _addresses(tensor: Tensor) -> Iterator[int]:
-    """The places where a graph reads a tensor; one of quantized numbers has several parts."""
+    """Yields the addresses where a graph reads a tensor; a quantized one has several parts."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
@@ -491,7 +490,7 @@ def _capture(
     n_warmups: int,
 ) -> _Graph:
     tokens, position_ids = torch.zeros(2, *shape, dtype=torch.long, device=device)
-    # More than 0, for which a call would be a prompt's.
+    # An offset of 0 would make the call that of a prompt.
     params.seqlen_offset = max(1, params.seqlen_offset)
 
     def run() -> Tensor:

@@ -1,4 +1,4 @@
-"""Reads a checkpoint from a folder or from Hugging Face's hub, by the names of mamba_ssm's hf
+"""Reads checkpoints from folders or Hugging Face's hub; the names are those of mamba_ssm's hf
 module."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WEIGHTS_NAME = "pytorch_model.bin"
 
 
 def _find(model_name: str | os.PathLike[str], file_name: str) -> Path:
-    """The file in a folder, or in the hub's cache once it was downloaded there."""
+    """Returns the file's path in a folder, or in the hub's cache after downloading it."""
     folder = Path(model_name)
     if folder.is_dir():
         if not (path := folder / file_name).is_file():
@@ -33,14 +33,14 @@ def _find(model_name: str | os.PathLike[str], file_name: str) -> Path:
 
 
 def load_config_hf(model_name: str | os.PathLike[str]) -> dict[str, Any]:
-    """The configuration of a checkpoint.
+    """Loads the configuration of a checkpoint.
 
     Args:
         model_name: a folder, or a name on the hub, for which huggingface_hub must be installed.
 
     Raises:
-        FileNotFoundError: the folder has none.
-        ImportError: there is no such folder, and no huggingface_hub.
+        FileNotFoundError: the folder contains no configuration.
+        ImportError: the folder does not exist, and huggingface_hub is not installed.
 
     Example:
         >>> from pathlib import Path
@@ -59,16 +59,16 @@ def load_state_dict_hf(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The weights of a checkpoint.
+    """Loads the weights of a checkpoint.
 
     Args:
         model_name: see :func:`load_config_hf`.
-        device: of the weights; None leaves them on the CPU.
-        dtype: of the weights; None leaves it as it was saved.
+        device: the weights' device; None leaves them on the CPU.
+        dtype: the weights' dtype; None keeps the saved one.
 
     Raises:
-        FileNotFoundError: the folder has none.
-        ImportError: there is no such folder, and no huggingface_hub.
+        FileNotFoundError: the folder contains no weights.
+        ImportError: the folder does not exist, and huggingface_hub is not installed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -79,6 +79,6 @@ def load_state_dict_hf(
         ...     load_state_dict_hf(folder, dtype=torch.float16)
         {'weight': tensor([1., 1.], dtype=torch.float16)}
     """
-    # They are converted before they are moved, so that the device holds one copy at a time.
+    # Weights are converted before they are moved, so that the device holds one copy of each.
     weights = torch.load(_find(model_name, WEIGHTS_NAME), map_location="cpu", weights_only=True)
     return {name: weight.to(dtype=dtype).to(device=device) for name, weight in weights.items()}

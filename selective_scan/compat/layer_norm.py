@@ -1,4 +1,4 @@
-"""Norms with a residual, by the signatures of mamba_ssm's layer_norm module."""
+"""Norms with a residual, with the signatures of mamba_ssm's layer_norm module."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def layer_norm_fn(
     is_rms_norm: bool = False,
     return_dropout_mask: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The norm of x + residual over the last dimension, and with `prenorm` that sum too.
+    """Normalizes x + residual over the last dimension; with `prenorm`, also returns the sum.
 
-    Arithmetic is float32, or float64 where x is. Dropout, row scales and a second input
-    are not covered.
+    Arithmetic is float32, or float64 if x is float64. Dropout, row scales and a second input are
+    not supported.
 
     Args:
         x: (..., hidden_size), any floating dtype.
@@ -38,16 +38,17 @@ def layer_norm_fn(
         bias: (hidden_size,) or None.
         residual: shaped like x, or None.
         eps: added to the variance, or to the mean square.
-        prenorm: whether to return (out, sum), the sum in the residual's dtype.
-        residual_in_fp32: whether that is float32 where no residual is given; else it is x's.
-        is_rms_norm: whether to divide by the root of the mean square alone.
+        prenorm: whether to return (out, sum), with the sum in the residual's dtype.
+        residual_in_fp32: whether the sum is float32, rather than in x's dtype, if no residual is
+            given.
+        is_rms_norm: whether to only divide by the root mean square, without subtracting the mean.
 
     Returns:
-        out, shaped like x, in its dtype; with `prenorm` (out, sum).
+        out, with x's shape and dtype; with `prenorm` (out, sum).
 
     Raises:
-        ValueError: an argument that is not covered has another value than its default, a tensor
-            another shape than above, or x no floating dtype.
+        ValueError: an unsupported argument does not have its default value, a tensor has a wrong
+            shape, or x does not have a floating dtype.
 
     References:
         Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467. The
@@ -113,7 +114,7 @@ def rms_norm_fn(
     residual_in_fp32: bool = False,
     return_dropout_mask: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """:func:`layer_norm_fn` with `is_rms_norm`.
+    """Calls :func:`layer_norm_fn` with `is_rms_norm`.
 
     Example:
         >>> import torch
@@ -131,9 +132,9 @@ class RMSNorm(nn.Module):
     Args:
         hidden_size: size of the last dimension.
         eps: added to the mean square.
-        dropout_p: 0.
-        device: of weight.
-        dtype: of weight.
+        dropout_p: must be 0.
+        device: the weight's device.
+        dtype: the weight's dtype.
 
     Example:
         >>> import torch
@@ -168,16 +169,17 @@ class RMSNorm(nn.Module):
         prenorm: bool = False,
         residual_in_fp32: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Norms x + residual.
+        """Normalizes x + residual.
 
         Args:
             x: (..., hidden_size), any floating dtype.
             residual: shaped like x, or None.
-            prenorm: whether to return (out, sum), the sum in the residual's dtype.
-            residual_in_fp32: whether that is float32 where no residual is given; else it is x's.
+            prenorm: whether to return (out, sum), with the sum in the residual's dtype.
+            residual_in_fp32: whether the sum is float32, rather than in x's dtype, if no residual
+                is given.
 
         Returns:
-            out, shaped like x, in its dtype; with `prenorm` (out, sum).
+            out, with x's shape and dtype; with `prenorm` (out, sum).
 
         Example:
             >>> import torch

@@ -1,4 +1,4 @@
-"""Mamba's layer by the signature of mamba_ssm's mamba_simple module, with its decoding step."""
+"""Mamba's layer with the signature of mamba_ssm's mamba_simple module, and its decoding step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .steps import warn_without_graph
 
 
 class InferenceParams(Protocol):
-    """What generation hands to the layers: their states, by layer_idx, and the steps behind it."""
+    """The object that generation passes to the layers: states by layer_idx, and steps so far."""
 
     key_value_memory_dict: dict[int, tuple[Tensor, Tensor]]
     seqlen_offset: int
@@ -31,37 +31,38 @@ class InferenceParams(Protocol):
 
 class Mamba(DirectedMixer):
     """:class:`MambaMixer` with the arguments and methods of mamba_ssm's ``Mamba``, and with the
-    arguments by which Vim's, VideoMamba's and SegMamba's forks have several directions.
+    arguments for several directions of the forks of Vim, VideoMamba and SegMamba.
 
-    Two things differ from a mixer: A_log and D are float32 at least, whatever `dtype`; and there
-    are states for decoding, in which `step` and a forward call with `inference_params` go on.
+    It differs from a mixer in two ways: A_log and D are at least float32, whatever `dtype` is; and
+    it has states for decoding, from which `step` and forward calls with `inference_params`
+    continue.
 
     Args:
-        expand: d_inner is the whole part of expand·d_model.
-        use_fast_path: whether a forward call is one node of autograd; else the layer's parts are
-            called one after the other, which gives the same.
+        expand: d_inner is the integer part of expand·d_model.
+        use_fast_path: whether a forward call is one autograd node; otherwise the layer's parts are
+            called one after another, with the same result.
         layer_idx: the layer's key in the states of `inference_params`.
-        bimamba_type: "v1" adds a second scan from the last step to the first, by poles A_b_log of
-            its own. "v2" adds a second set of all parameters between in_proj and out_proj, with
-            names that end in _b, for the sequence from its last step to its first. "v3" adds to
-            that a third set, _s, for the sequence as it lies across slices: the first steps of all
-            of them, then the second ones. The results are added in front of out_proj. As there are
-            steps to come, there are no states then, and no `step`.
-        if_divide_out: whether the sum of "v2" is halved; it is for "v2" alone.
+        bimamba_type: "v1" adds a second scan from the last step to the first, with its own poles
+            A_b_log. "v2" adds a second set of all parameters between in_proj and out_proj, with
+            names that end in _b, for the sequence from its last step to its first. "v3" also adds a
+            third set, _s, for the sequence across slices: the first steps of all slices, then the
+            second ones, and so on. The results are added before out_proj. States and `step` are
+            then not supported, because the output depends on later steps.
+        if_divide_out: whether the sum of "v2" is halved; has no effect on other types.
         init_layer_scale: the initial value of a parameter gamma, (d_model,), by which the result
             is multiplied; None for no such parameter.
         nslices: number of slices of "v3", which must divide seqlen.
-        bimamba: "v2" by another name, VideoMamba's.
-        if_devide_out: `if_divide_out` as Vim's first release spelled it.
+        bimamba: VideoMamba's name for "v2".
+        if_devide_out: `if_divide_out` in the spelling of Vim's first release.
 
-    dt_proj_b and dt_proj_s start as any linear layer does, as in the forks: without Mamba's range
-    of steps.
+    As in the forks, dt_proj_b and dt_proj_s are initialized like any linear layer, without Mamba's
+    range of steps.
 
-    All others are those of :class:`MambaMixer`.
+    All other arguments are those of :class:`MambaMixer`.
 
     Attributes:
-        activation, act: the activation by name and as a module, for subclasses that have a forward
-            method of their own; this class does not look at them.
+        activation, act: the activation by name and as a module, for subclasses with their own
+            forward method; this class does not use them.
 
     Example:
         >>> import torch
@@ -126,21 +127,20 @@ class Mamba(DirectedMixer):
 
         Args:
             hidden_states: (batch, seqlen, d_model).
-            inference_params: None; or an object with the attributes `key_value_memory_dict`, where
-                the layer's states are and are put if they are not there, and `seqlen_offset`. If
-                that is 0, the states become those after the last step. Else seqlen must be 1, and
-                the layer takes one step from its states.
-            cu_seqlens: the boundaries of packed sequences, see :class:`MambaMixer`, where there are
-                no inference_params.
+            inference_params: None, or an object with the attributes `key_value_memory_dict`, which
+                contains the layer's states or receives new ones, and `seqlen_offset`. If
+                seqlen_offset is 0, the states become those after the last step. Otherwise seqlen
+                must be 1, and the layer takes one step from its states.
+            cu_seqlens: the boundaries of packed sequences, see :class:`MambaMixer`; only without
+                inference_params.
 
         Returns:
             (batch, seqlen, d_model).
 
         Raises:
-            ValueError: seqlen is not 1 where seqlen_offset is not 0, or the states are of another
-                batch, or layer_idx is None, or cu_seqlens is given where there are inference_params
-                or several directions, or the layer has several directions and there are
-                inference_params, or nslices does not divide seqlen.
+            ValueError: seqlen is not 1 although seqlen_offset is not 0; the states are for another
+                batch; layer_idx is None; two of cu_seqlens, inference_params and several directions
+                are combined; or nslices does not divide seqlen.
         """
         if inference_params is None:
             return super().forward(hidden_states, cu_seqlens=cu_seqlens)
@@ -158,19 +158,19 @@ class Mamba(DirectedMixer):
 
     def _mark(self) -> None:
         super()._mark()
-        # The models' initialisations, which zero the biases of Linear modules, look for this mark.
+        # The models' initializations set biases of Linear modules to 0 unless they have this mark.
         bias = getattr(self._modules.get("dt_proj"), "bias", None)
         if isinstance(bias, Tensor):
             bias._no_reinit = True
 
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
-        """A forward call that leaves the states after its last step."""
+        """Runs a forward call and stores the states after its last step."""
         hidden = checked_sequence("hidden_states", hidden, self.d_model)
         if hidden.shape[0] not in (1, ssm_state.shape[0]):
             wanted = f"of batch {ssm_state.shape[0]}, as the states in inference_params are"
             refuse("hidden_states", wanted, tuple(hidden.shape))
         x, z = self._project_input(hidden).transpose(1, 2).chunk(2, dim=1)
-        # These are the last steps of a longer sequence; in front of a shorter one there are zeros.
+        # F.pad keeps the last steps of a longer sequence, and prepends zeros to a shorter one.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
         x = self._convolve(x, None)
         delta, B, C, delta_bias = self._project(x)
@@ -184,19 +184,19 @@ class Mamba(DirectedMixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Takes one step, without gradients, and changes the states in place.
 
-        As mamba_ssm's, it does so in grad mode too. The first such call logs a warning to the
+        Like mamba_ssm's, it does so also in grad mode. The first such call logs a warning to the
         logger ``"selective_scan"``, unless torch.compile traces it.
 
         Args:
             hidden_states: (batch, 1, d_model).
-            conv_state: (batch, d_inner, d_conv), the convolution's last inputs.
-            ssm_state: (batch, d_inner, d_state).
+            conv_state: the convolution's last inputs, (batch, d_inner, d_conv).
+            ssm_state: the scan's state, (batch, d_inner, d_state).
 
         Returns:
-            (out, conv_state, ssm_state), out (batch, 1, d_model).
+            (out, conv_state, ssm_state), with out (batch, 1, d_model).
 
         Raises:
-            ValueError: hidden_states has another number of steps, or the layer has several
+            ValueError: hidden_states does not have exactly one step, or the layer has several
                 directions.
         """
         self._refuse_states()
@@ -219,17 +219,17 @@ class Mamba(DirectedMixer):
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """States before the first step: zeros, of `dtype` or of the weights'.
+        """Returns the states before the first step: zeros, in `dtype` or the weights' dtype.
 
         Returns:
             conv_state, (batch_size, d_inner, d_conv), and ssm_state, (batch_size, d_inner,
-            d_state). They do not grow with max_seqlen.
+            d_state). Their sizes do not depend on max_seqlen.
 
         Raises:
             ValueError: the layer has several directions.
         """
         self._refuse_states()
-        # What stands in a part's place may have no weight, or one of integers.
+        # A module that replaces conv1d may have no weight, or an integer one.
         weight = getattr(self.conv1d, "weight", self.A_log)
         where = {"dtype": dtype or weight.dtype, "device": weight.device}
         sizes = (self.d_conv, self.d_state)
@@ -239,7 +239,7 @@ class Mamba(DirectedMixer):
         return conv_state, ssm_state
 
     def takes_steps_in_one(self) -> bool:
-        """Whether nothing is asked for that the one operator does not do."""
+        """Returns whether the layer's options allow a step to run as a single operator."""
         return self.use_fast_path and self.d_conv > 1
 
     def _get_states_from_cache(
@@ -257,7 +257,7 @@ class Mamba(DirectedMixer):
 
 
 class Block(block.Block):
-    """:class:`selective_scan.compat.block.Block` without MLP, as mamba_ssm 1 had it here."""
+    """:class:`selective_scan.compat.block.Block` without an MLP, as in mamba_ssm 1's module."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""Mamba's language model by the signatures of mamba_ssm's mixer_seq_simple module.
+"""Mamba's language model with the signatures of mamba_ssm's mixer_seq_simple module.
 
-Code written for version 1 of that module, which knew no MLPs, runs as long as it gives its
-arguments by name.
+Code for version 1 of that module, which did not have MLPs, runs if it passes its arguments by name.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from .layer_norm import RMSNorm
 from .mamba_simple import InferenceParams, Mamba
 from .mlp import GatedMLP
 
-# What names a layer's kind in ssm_cfg.
+# The kinds of layers by their names in ssm_cfg.
 LAYERS = {"Mamba1": Mamba}
 States = dict[int, tuple[Tensor, ...]]
 
 
 class CausalLMOutput(NamedTuple):
-    """What a language model gives.
+    """The result of a language model.
 
     Attributes:
-        logits: (batch, seqlen, vocab_size), the size being the padded one.
+        logits: (batch, seqlen, vocab_size), with the padded vocab_size.
     """
 
     logits: Tensor
@@ -60,24 +59,24 @@ def create_block(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Block:
-    """Makes a block of a norm and a :class:`Mamba`, with an MLP behind them if d_intermediate > 0.
+    """Creates a block of a norm and a :class:`Mamba`, followed by an MLP if d_intermediate > 0.
 
     Args:
         d_model: number of channels.
         d_intermediate: hidden size of the :class:`GatedMLP`; 0 for none.
-        ssm_cfg: arguments of the mixer, and under "layer" its kind, "Mamba1" alone.
-        attn_layer_idx: empty or None: attention is not part of this package.
-        attn_cfg: goes with attn_layer_idx.
-        norm_epsilon: of the norms.
-        rms_norm: whether they are RMS norms.
+        ssm_cfg: arguments of the mixer, and under "layer" its kind, which must be "Mamba1".
+        attn_layer_idx: must be empty or None, since attention is not part of this package.
+        attn_cfg: belongs to attn_layer_idx.
+        norm_epsilon: eps of the norms.
+        rms_norm: whether the norms are RMS norms.
         residual_in_fp32: see :class:`Block`.
         fused_add_norm: see :class:`Block`.
         layer_idx: the mixer's key in the states of `inference_params`.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the parameters' device.
+        dtype: the parameters' dtype.
 
     Raises:
-        ValueError: an argument has a value that is not covered, or no sense.
+        ValueError: an argument has an unsupported or invalid value.
 
     Example:
         >>> from selective_scan.compat.mixer_seq_simple import create_block
@@ -123,17 +122,18 @@ def _init_weights(
     rescale_prenorm_residual: bool = True,
     n_residuals_per_layer: int = 1,
 ) -> None:
-    """Draws the weights of a single module anew, for ``nn.Module.apply``.
+    """Initializes the weights of a single module again, for ``nn.Module.apply``.
 
-    Biases of linear modules become 0, unless marked `_no_reinit`; embeddings are normal. What is
-    added to the residual stream gets smaller with the number of additions, so that their sum has
-    the same size in deep models as in flat ones.
+    Biases of linear modules become 0, unless marked `_no_reinit`; embeddings are drawn from a
+    normal distribution. Weights whose results are added to the residual stream are scaled down by
+    the number of additions, so that the sum has the same magnitude in deep models as in shallow
+    ones.
 
     Args:
         module: the module.
         n_layer: number of the model's blocks.
         initializer_range: standard deviation of embeddings.
-        rescale_prenorm_residual: whether `out_proj` and `fc2` are drawn anew, and smaller.
+        rescale_prenorm_residual: whether `out_proj` and `fc2` are initialized again and scaled.
         n_residuals_per_layer: how often a block adds to the residual stream.
 
     References:
@@ -152,22 +152,22 @@ def _init_weights(
 
 
 class MixerModel(nn.Module):
-    """Embeddings, blocks, and a norm: tokens to what a head reads.
+    """Embeddings, blocks and a norm, from tokens to the input of a head.
 
     Args:
         d_model: number of channels.
         n_layer: number of blocks.
         d_intermediate: hidden size of every block's MLP; 0 for none.
         vocab_size: number of embeddings.
-        ssm_cfg: see :func:`create_block`, as of the arguments up to `rms_norm`.
+        ssm_cfg: see :func:`create_block`; likewise the following arguments up to `rms_norm`.
         initializer_cfg: arguments of `_init_weights`.
         fused_add_norm: see :class:`Block`.
         residual_in_fp32: see :class:`Block`.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the parameters' device.
+        dtype: the parameters' dtype.
 
     Raises:
-        ValueError: an argument has a value that is not covered, or no sense.
+        ValueError: an argument has an unsupported or invalid value.
 
     Example:
         >>> import torch
@@ -231,7 +231,7 @@ class MixerModel(nn.Module):
         Args:
             input_ids: (batch, seqlen), integers.
             inference_params: see :meth:`Mamba.forward`.
-            mixer_kwargs: for every mixer: `cu_seqlens`.
+            mixer_kwargs: passed to every mixer: `cu_seqlens`.
 
         Returns:
             (batch, seqlen, d_model).
@@ -251,8 +251,10 @@ class MixerModel(nn.Module):
     def _step_in_one(
         self, input_ids: Tensor, params: InferenceParams, head: nn.Module | None = None
     ) -> Tensor | None:
-        """A step through all blocks, and what `head` makes of the result, by one operator; None
-        where it does not serve."""
+        """Takes a step through all blocks, and calls `head` with the result, as a single operator.
+
+        Returns None if that operator does not support the call.
+        """
         if (
             params.seqlen_offset == 0
             or input_ids.shape[1] != 1
@@ -275,7 +277,7 @@ class MixerModel(nn.Module):
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
     ) -> States:
-        """The layers' states before the first step, by layer_idx."""
+        """Returns the layers' states before the first step, by layer_idx."""
         return {
             index: layer.allocate_inference_cache(batch_size, max_seqlen, dtype=dtype, **kwargs)
             for index, layer in enumerate(self.layers)
@@ -283,7 +285,7 @@ class MixerModel(nn.Module):
 
 
 def _is_mixer_and_norm(block: nn.Module, mixer: Mamba) -> bool:
-    """Whether a block has no MLP, and its mixer only what MambaMixer has, and no hooks."""
+    """Returns whether a block has no MLP, and its mixer no hooks and only MambaMixer's options."""
     return (
         block._modules.get("mlp") is None
         and mixer.takes_steps_in_one()
@@ -302,18 +304,18 @@ def _initializer(
 
 
 class MambaLMHeadModel(nn.Module, GenerationMixin):
-    """A :class:`MixerModel` with a head: tokens to logits of the next token.
+    """A :class:`MixerModel` with a head, from tokens to the logits of the next token.
 
-    Parameters are named as in mamba_ssm's, so that its checkpoints load.
+    The parameters are named as in mamba_ssm, so that its checkpoints can be loaded.
 
     Args:
-        config: the model's sizes.
+        config: the model's configuration.
         initializer_cfg: arguments of `_init_weights`.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the parameters' device.
+        dtype: the parameters' dtype.
 
     Raises:
-        ValueError: the configuration has a value that is not covered, or no sense.
+        ValueError: the configuration has an unsupported or invalid value.
 
     Example:
         >>> import torch
@@ -355,12 +357,12 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         )
         self.lm_head = nn.Linear(config.d_model, vocab_size, bias=False, **where)
         if config.d_intermediate > 0:
-            # Upstream's draws weights once more, as if blocks had no MLPs.
+            # Upstream initializes the weights once more here, as if blocks had no MLPs.
             self.apply(_initializer(config.n_layer, 0, initializer_cfg))
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Has the head use the embedding's weight, if the configuration says so."""
+        """Makes the head share the embedding's weight, if the configuration says so."""
         if self.config.tie_embeddings:
             self.lm_head.weight = self.backbone.embedding.weight
 
@@ -376,11 +378,10 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
 
         Args:
             input_ids: (batch, seqlen), integers.
-            position_ids: for models that have positions; this one reads its tokens in order.
+            position_ids: ignored; other models have position embeddings.
             inference_params: see :meth:`Mamba.forward`.
-            num_last_tokens: how many tokens at the end get logits; 0 for all.
-            mixer_kwargs: for every mixer: `cu_seqlens`, the boundaries of sequences that lie one
-                behind the other.
+            num_last_tokens: the number of last tokens to compute logits for; 0 for all tokens.
+            mixer_kwargs: passed to every mixer: `cu_seqlens`, the boundaries of packed sequences.
 
         Returns:
             A named tuple of the logits.
@@ -402,7 +403,7 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
     ) -> States:
-        """The layers' states before the first step, by layer_idx."""
+        """Returns the layers' states before the first step, by layer_idx."""
         return self.backbone.allocate_inference_cache(batch_size, max_seqlen, dtype, **kwargs)
 
     @classmethod
@@ -413,29 +414,29 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
         dtype: torch.dtype | None = None,
         **kwargs: Any,
     ) -> MambaLMHeadModel:
-        """Makes a model from a checkpoint.
+        """Creates a model from a checkpoint.
 
         Args:
             pretrained_model_name: a folder, as :meth:`save_pretrained` writes it, or a name on
                 Hugging Face's hub, for which the package huggingface_hub must be installed.
-            device: of the parameters.
-            dtype: of the parameters. A_log and D stay as precise as they were saved.
+            device: the parameters' device.
+            dtype: the parameters' dtype; A_log and D keep the precision that they were saved with.
             kwargs: arguments of the constructor.
 
         Raises:
-            FileNotFoundError: the folder lacks a file.
-            ImportError: there is no such folder, and no huggingface_hub.
-            RuntimeError: a weight is missing, left over, or of another shape.
+            FileNotFoundError: a file is missing in the folder.
+            ImportError: the folder does not exist, and huggingface_hub is not installed.
+            RuntimeError: a weight is missing, unexpected, or has a wrong shape.
         """
         config = MambaConfig(**load_config_hf(pretrained_model_name))
         model = cls(config, device=device, dtype=dtype, **kwargs)
-        # They stay as they were saved: A_log and D do not have `dtype`, and the device has room for
-        # one copy.
+        # The loaded weights are neither cast nor moved here: A_log and D do not have `dtype`, and
+        # the device may have room for one copy only.
         model.load_state_dict(load_state_dict_hf(pretrained_model_name))
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
-        """Writes the configuration and the weights into a folder, which is made if need be."""
+        """Writes the configuration and the weights to a folder, which is created if necessary."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(self.state_dict(), folder / WEIGHTS_NAME)

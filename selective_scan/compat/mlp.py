@@ -1,4 +1,4 @@
-"""The gated MLP of mamba_ssm's blocks, by the signature of its mlp module."""
+"""The gated MLP of mamba_ssm's blocks, with the signature of its mlp module."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class GatedMLP(nn.Module):
 
     Args:
         in_features: size of the last dimension.
-        hidden_features: what a and b have, rounded up to a multiple of `multiple_of`; None: eight
-            thirds of in_features.
-        out_features: size of the last dimension of the result; None: in_features.
-        activation: of the gate.
-        bias: whether the projections have one.
+        hidden_features: size of a and of b, rounded up to a multiple of `multiple_of`; None means
+            eight thirds of in_features.
+        out_features: size of the last dimension of the result; None means in_features.
+        activation: the gate's activation function.
+        bias: whether the projections have biases.
         multiple_of: see hidden_features.
-        device: of the parameters.
-        dtype: of the parameters.
+        device: the parameters' device.
+        dtype: the parameters' dtype.
 
     Raises:
-        ValueError: a size is no positive integer.
+        ValueError: a size is not a positive integer.
 
     References:
         Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
@@ -67,7 +67,7 @@ class GatedMLP(nn.Module):
         """Runs the MLP.
 
         Args:
-            x: (..., in_features), of the parameters' dtype.
+            x: (..., in_features), in the parameters' dtype.
 
         Returns:
             (..., out_features).

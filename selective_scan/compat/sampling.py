@@ -1,5 +1,5 @@
-"""Takes one token, by the signatures of mamba_ssm's generation module; what is called a filtering
-there changes its logits in place."""
+"""Samples a token, with the signatures of mamba_ssm's generation module, where a function called a
+filtering changes its logits in place."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ def sample(
     min_p: float = 0.0,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Takes a token of each row: the likeliest, or one by chance, of PyTorch's generator.
+    """Takes a token from each row: the likeliest one, or one drawn with PyTorch's generator.
 
-    What of several limits each leaves is cut by the next, in the order of the arguments.
+    The filters are applied in the order of the arguments, each to the tokens that the previous one
+    kept.
 
     Args:
         logits: (batch, vocab_size).
-        top_k: how many of the likeliest are left; 1 takes the likeliest, and nothing else counts
-            then, 0 leaves all.
-        top_p: the fewest of the likeliest are left that have this probability together; 0 and 1
-            leave all.
-        min_p: what has less than this part of the likeliest's probability is left out.
-        temperature: what logits are divided by first.
+        top_k: keeps this number of likeliest tokens; 0 keeps all. 1 takes the likeliest token, and
+            the other arguments have no effect.
+        top_p: keeps the fewest likeliest tokens whose total probability reaches this value; 0 and 1
+            keep all.
+        min_p: keeps the tokens with at least this fraction of the likeliest token's probability.
+        temperature: divisor of the logits, applied before the filters.
 
     Returns:
         (batch,).
@@ -66,26 +67,29 @@ def sample(
 
 
 def modify_logits_for_top_k_filtering(logits: Tensor, top_k: int) -> None:
-    """Leaves out, by -inf, what is less likely than the top_k likeliest of a row."""
+    """Sets the logits of tokens that are less likely than a row's top_k likeliest ones to -inf."""
     logits.masked_fill_(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
 
 
 def modify_logits_for_top_p_filtering(logits: Tensor, top_p: float) -> None:
-    """Leaves the fewest of the likeliest of a row that have the probability top_p together; 0 and 1
-    leave all."""
+    """Keeps a row's fewest likeliest tokens whose total probability reaches top_p, and sets the
+    other logits to -inf; 0 and 1 keep all."""
     if not 0 < top_p < 1:
         return
     logits_down, order = logits.sort(-1, descending=True)
     probability = logits_down.softmax(-1)
-    # A token is left out where those before it suffice; the first has none.
+    # A token is removed if the likelier tokens already suffice; the first one is always kept.
     is_out = probability.cumsum(-1) - probability >= top_p
     is_out[..., 0] = False
     logits.masked_fill_(torch.empty_like(is_out).scatter_(-1, order, is_out), -torch.inf)
 
 
 def modify_logits_for_min_p_filtering(logits: Tensor, min_p: float) -> None:
-    """Leaves out what is below min_p, which upstream compares with the logits, not with their
-    probabilities, as the min_p of :func:`sample` is; 0 and 1 leave all."""
+    """Sets logits below min_p to -inf; 0 and 1 keep all.
+
+    As upstream, this compares min_p with the logits, while :func:`sample` compares it with
+    probabilities.
+    """
     if 0 < min_p < 1:
         logits.masked_fill_(logits < min_p, -torch.inf)
 
@@ -93,11 +97,12 @@ def modify_logits_for_min_p_filtering(logits: Tensor, min_p: float) -> None:
 def modify_logit_for_repetition_penalty(
     logits: Tensor, prev_output_tokens: Tensor, repetition_penalty: float = 1.0
 ) -> Tensor:
-    """Makes the tokens that were there less likely: of theirs, positive logits are divided by the
-    penalty, and negative ones multiplied (arXiv:1909.05858).
+    """Makes previous tokens less likely (arXiv:1909.05858).
+
+    The positive ones of their logits are divided by the penalty, the negative ones multiplied.
 
     Returns:
-        logits, which are changed.
+        logits, which are changed in place.
     """
     tokens = prev_output_tokens.long()
     there = logits.gather(1, tokens)

@@ -1,4 +1,4 @@
-"""Decoding steps as mamba_ssm and causal_conv1d take them: in grad mode too, without a gradient."""
+"""Decoding steps that run in grad mode without a graph, as in mamba_ssm and causal_conv1d."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Arguments = ParamSpec("Arguments")
 
 
 def warn_without_graph(name: str, needs_gradient: Callable[[], bool]) -> None:
-    """Logs a warning at the first call of a step that would have needed a gradient, unless
-    torch.compile traces it, which cannot trace logging."""
+    """Logs a warning at the first call of a step that would have needed a gradient.
+
+    torch.compile cannot trace logging, so a call that it traces logs nothing.
+    """
     if not torch.compiler.is_compiling() and needs_gradient():
         _library.warn_once(
             "%s gives a result without a graph in grad mode too; no gradient goes through it", name
@@ -26,7 +28,7 @@ def warn_without_graph(name: str, needs_gradient: Callable[[], bool]) -> None:
 
 
 def _without_gradient(function: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
-    """The function, which refuses to be differentiated, under torch.no_grad."""
+    """Wraps a function that refuses calls which need a gradient, to run it under torch.no_grad."""
 
     @functools.wraps(function)
     def step(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Other packages' models, run by selective_scan's kernels; nothing is imported before it is asked.
+"""Runs other packages' models with selective_scan's kernels; imports those packages on demand.
 
 transformers    Mamba, FalconMamba, Jamba and Zamba
 """

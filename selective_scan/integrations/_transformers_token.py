@@ -1,4 +1,4 @@
-"""A token of transformers' Mamba, with a cache: all layers by one operator."""
+"""A token of transformers' Mamba with a cache: all layers run as a single operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ACTIVATIONS = ("silu", "swish")
 
 
 def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    """The forward method of the file's MambaModel: it is `own` for all that is no such token."""
+    """Returns the forward method of the file's MambaModel; it calls `own` unless it is given a
+    single token with a cache."""
     Output = module.MambaOutput
     names = inspect.signature(Output).parameters
     cache_name = "cache" if "cache" in names else "cache_params"  # until transformers 5.24
@@ -51,7 +52,7 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
         if (
             inputs_embeds is None
             and attention_mask is None
-            and not (self.training and use_cache is None)  # no cache is handed back then
+            and not (self.training and use_cache is None)  # such calls return no cache
             and wanted == {"use_cache": True, "output_hidden_states": False, "return_dict": True}
         ):
             out = _token(self, module, input_ids, cache)
@@ -66,7 +67,7 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
 
 
 def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any) -> Tensor | None:
-    """What the model gives for the next token of each row; None where it is no such call."""
+    """Returns the model's result for the next token of each row; None for other calls."""
     if (
         cache is None
         or input_ids is None
@@ -97,7 +98,7 @@ def _is_plain(mixer: nn.Module) -> bool:
 
 
 def _states_of(cache: Any) -> States | None:
-    """Those of a cache in which every layer has seen steps and keeps the last ones alone."""
+    """Returns a cache's states; None unless every layer has seen steps and keeps only the last."""
     states = []
     for layer in cache.layers:
         if not layer.has_previous_state[0] or layer.record_past:

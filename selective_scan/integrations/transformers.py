@@ -1,10 +1,10 @@
-"""Mamba, FalconMamba, Jamba and Zamba of the package transformers, run by selective_scan's kernels.
+"""Runs transformers' Mamba, FalconMamba, Jamba and Zamba with selective_scan's kernels.
 
-    enable           rebinds what the models call; returns a Handle
-    kernel_mapping   the same for the package kernels
+    enable           replaces the functions that the models call; returns a Handle
+    kernel_mapping   provides the same functions to the package kernels
 
-A modelling file of transformers looks its functions up at each call, so that models that exist
-change too. What a kernel can not take is left to the function that was there.
+The modeling files of transformers look up their functions at each call, so existing models change,
+too. Calls that our kernels do not support go to the original function.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MODEL_ARGUMENTS = (
 
 
 class _Continuation(threading.local):
-    """The states from which the scans of the layer that is running start; None is zeros."""
+    """The initial states for the scans of the layer that is running; None means zeros."""
 
     states: Iterator[Tensor] | None = None
 
@@ -66,8 +66,8 @@ _continuation = _Continuation()
 
 @contextlib.contextmanager
 def _starting_from(state: Tensor) -> Iterator[None]:
-    """Hands on the state of a layer, (batch, dim, dstate), or one with heads as a second
-    dimension, each of which has a scan."""
+    """Provides a layer's state to its scans: (batch, dim, dstate), or with heads as the second
+    dimension, each of which has its own scan."""
     _continuation.states = iter(state.unbind(1) if state.dim() == 4 else (state,))
     try:
         yield
@@ -89,7 +89,7 @@ def _scan(own: Callable[..., Any]) -> Callable[..., Any]:
         return_last_state: bool = False,
         **ways: object,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        # `ways` choose among transformers' own.
+        # `ways` select one of transformers' own implementations, and have no effect here.
         states = _continuation.states
         return selective_scan_fn(
             *(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state),
@@ -130,7 +130,7 @@ def _convolve(own: Callable[..., Any]) -> Callable[..., Any]:
         activation: str | None = None,
         **others: object,
     ) -> Tensor:
-        # Packed sequences among them, which the scan would not keep apart.
+        # These include packed sequences, which the scan would not separate.
         has_others = any(other is not None for other in others.values())
         if has_others or not _is_convolution_ours(weight, activation):
             return own(hidden_states, weight, bias, activation, **others)
@@ -156,8 +156,8 @@ def _convolve_step(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _go_by_parts(*arguments: object, **options: object) -> None:
-    """Stands for the operator of a whole layer: None sends that on to its parts, which see a mask
-    and norms as transformers' own code has them."""
+    """Replaces the operator of a whole layer. Returning None makes the layer run part by part, with
+    the mask and the norms of transformers' own code."""
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
@@ -170,8 +170,13 @@ def _is_convolution_ours(weight: Tensor, activation: str | None) -> bool:
 
 @dataclass(frozen=True)
 class _Replacement:
-    """What makes a function to stand for transformers' own, which it is given; the arguments by
-    which that one is called; its name for the package kernels."""
+    """A replacement of a function of transformers.
+
+    Attributes:
+        make: returns the replacement of the original function, which it is given.
+        arguments: the names of the arguments that the original function must take.
+        kernel: the function's name in the package kernels.
+    """
 
     make: Callable[[Callable[..., Any]], Callable[..., Any]]
     arguments: str
@@ -200,7 +205,7 @@ _REPLACEMENTS = {
 
 
 def _is_one_operator(mixer: nn.Module) -> bool:
-    """Whether a Mamba layer, or what follows its input projection, can be one operator."""
+    """Returns whether a Mamba layer, or all of it after in_proj, can run as a single operator."""
     return (
         mixer.activation in ACTIVATIONS
         and is_plain_convolution(mixer.conv1d)
@@ -211,8 +216,11 @@ def _is_one_operator(mixer: nn.Module) -> bool:
 
 
 def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callable[..., Any]:
-    """A layer's forward method: by one operator, where `may_be_one` says that there may be such;
-    `goes_on` hands on the cache's state. For all else it is `own`."""
+    """Returns a layer's forward method, which calls `own` except as follows.
+
+    With `may_be_one`, plain layers run as a single operator; with `goes_on`, scans continue from
+    the cache's state.
+    """
 
     @functools.wraps(own)
     def forward(
@@ -242,7 +250,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
 
 @dataclass(frozen=True)
 class _Enabled:
-    """What was bound before in a model, by owner and name, and how the model was enabled."""
+    """A model's original functions, as (owner, name, value), and how the model was enabled."""
 
     before: list[tuple[Any, str, Any]]
     fix_continuation: bool
@@ -253,16 +261,16 @@ _ENABLED: dict[str, _Enabled] = {}
 
 @dataclass(frozen=True)
 class Handle(contextlib.AbstractContextManager["Handle"]):
-    """What one call of :func:`enable` did; as a context manager it undoes that at its end.
+    """The result of a call of :func:`enable`; as a context manager, it undoes the call on exit.
 
     Attributes:
-        models: the models that the call changed, none that was enabled before.
+        models: the models that the call changed, without those that were already enabled.
     """
 
     models: tuple[str, ...]
 
     def disable(self) -> None:
-        """Puts back transformers' functions for these models, as far as they are enabled."""
+        """Restores transformers' functions for these models, if they are still enabled."""
         for model in self.models:
             if model in _ENABLED:
                 for owner, name, value in _ENABLED.pop(model).before:
@@ -273,35 +281,35 @@ class Handle(contextlib.AbstractContextManager["Handle"]):
 
 
 def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = False) -> Handle:
-    """Has models of transformers run by selective_scan's kernels, on CPU and on CUDA.
+    """Makes models of transformers run with selective_scan's kernels, on CPU and on CUDA.
 
-    What their files call at each step is replaced: the selective scan, its state update, the causal
-    convolution and its update, and the layer's forward method. Models that exist already change,
-    too; where accelerate has put its hooks on a layer before, that keeps its forward method.
-    Nothing is changed if anything is not as expected. Models that are enabled already stay as they
-    are.
+    This replaces the functions that the models' files look up at each call: the selective scan, its
+    state update, the causal convolution and its update, and the layer's forward method. Existing
+    models change, too, except that a layer to which accelerate has already added its hooks keeps
+    its forward method. If any of these functions is not as expected, nothing is changed. Models
+    that are already enabled stay as they are.
 
-    Results are those of transformers' own functions in PyTorch, up to rounding; so they are also
-    where mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask.
-    One operator runs a whole Mamba layer where there is neither mask nor cache, and no adapter or
-    hook on its projections, and another all layers of a Mamba model for a token with a cache, where
-    there are none on any of their parts. Steps that need a gradient, other activations than SiLU,
-    and packed sequences are left to transformers' functions.
+    Results are those of transformers' own functions in PyTorch, up to rounding. This also holds if
+    mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask. Without
+    a mask and a cache, and without adapters or hooks on its projections, a Mamba layer runs as a
+    single operator. For a token with a cache, all layers of a Mamba model run as a single operator,
+    if none of their parts has adapters or hooks. Steps that need a gradient, other activations than
+    SiLU, and packed sequences are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
-        fix_continuation: whether a call of several tokens with a cache goes on from the cache's
-            scan states. transformers starts it from zeros, and so forgets what came before but for
-            the convolution's last steps.
+        fix_continuation: whether a call of several tokens with a cache continues from the cache's
+            scan states. transformers starts the scan from zeros, and so forgets everything before
+            the call except the convolution's last steps.
 
     Returns:
-        A handle, whose `disable` undoes what this call did, and which is a context manager.
+        A handle, which is a context manager and whose `disable` undoes this call.
 
     Raises:
         ImportError: transformers is missing, or its version has other functions; the message says
             which.
-        ValueError: an unknown model, or one that is enabled with another `fix_continuation`, or
-            that is no bool.
+        ValueError: a model is unknown, or is enabled with another `fix_continuation`; or
+            `fix_continuation` is not a bool.
         TypeError: `models` is a string.
 
     Example:
@@ -330,7 +338,7 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
 
 
 def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
-    """What is to be bound, by owner and name."""
+    """Returns the replacements for a model, as (owner, name, value)."""
     module = _import(model)
     changes: list[tuple[Any, str, Any]] = []
     for name, replacement in _REPLACEMENTS.items():
@@ -356,8 +364,8 @@ def _import(model: str) -> ModuleType:
 
 
 def _found(owner: Any, name: str, arguments: str) -> Callable[..., Any]:
-    """The attribute, if it takes these arguments first, in this order, each by one of the names
-    between bars, and others are optional."""
+    """Returns the attribute if it takes these arguments first, in this order, and if all others are
+    optional; bars separate alternative names of an argument."""
     own, wanted = getattr(owner, name, None), arguments.split()
     got = "is missing"
     if own is not None:
@@ -378,7 +386,7 @@ def _found(owner: Any, name: str, arguments: str) -> Callable[..., Any]:
 
 
 def _signature(own: Any) -> inspect.Signature:
-    # The package kernels makes modules of functions.
+    # The package kernels turns functions into modules.
     return inspect.signature(own.forward if isinstance(own, nn.Module) else own)
 
 
@@ -392,7 +400,7 @@ def _is_optional(parameter: inspect.Parameter) -> bool:
 
 @dataclass(frozen=True)
 class _Repository:
-    """Stands for a repository of kernels, and gives a layer that is here."""
+    """A substitute for a repository of kernels, which loads one of our layers."""
 
     layer: type[nn.Module]
 
@@ -401,17 +409,17 @@ class _Repository:
 
 
 def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
-    """The scan, the convolution and their updates, as the package kernels takes them.
+    """Returns the scan, the convolution and their updates in the form of the package kernels.
 
-    They are for ``kernels.register_kernel_mapping``, for CPU and CUDA, in all modes, and run in
-    models that ``kernels.kernelize`` is given afterwards. Without that package :func:`enable` does
-    the same and more.
+    The mapping is an argument of ``kernels.register_kernel_mapping``, for CPU and CUDA and for all
+    modes. Models that are passed to ``kernels.kernelize`` afterwards use it. :func:`enable` does
+    the same and more, without that package.
 
     Returns:
-        By the kernel's name and the type of the device.
+        The layers by kernel name and device type.
 
     Raises:
-        ImportError: kernels or transformers is missing, or the latter has other functions.
+        ImportError: kernels or transformers is missing, or transformers has other functions.
 
     Example:
         >>> from kernels import Mode, kernelize, register_kernel_mapping  # doctest: +SKIP
@@ -432,9 +440,9 @@ def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
 
 
 def _as_layer(replacement: _Replacement, own: Callable[..., Any]) -> type[nn.Module]:
-    """A class of modules that has nothing but its forward method, as kernels demands."""
+    """Returns a module class with nothing but a forward method, as the package kernels requires."""
     signature = _signature(own)
-    # Not the module itself, whose forward method is to be replaced by this one.
+    # This does not call the module itself, since its forward method will be replaced by this one.
     function = replacement.make(
         functools.partial(type(own).forward, own) if isinstance(own, nn.Module) else own
     )
