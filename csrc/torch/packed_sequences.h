@@ -22,15 +22,16 @@ inline IndexArray index_view(const Tensor& tensor) {
 inline PackedSequences packed_sequences(const Tensor& cu_seqlens, int64_t total) {
   return {index_view(cu_seqlens), cu_seqlens.size(0) - 1, total};
 }
-/// Refuses boundaries that do not rise. Reads them, so they must be in host memory.
+/// Refuses boundaries that decrease or are out of range. Reads them, so they must be in host
+/// memory.
 inline void check_boundaries(const PackedSequences& packed) {
   if (!packed.present()) return;
   int64_t before = 0;
   for (int64_t i = 0; i <= packed.count; ++i) {
     const int64_t boundary = packed.boundaries.at(i);
     if (boundary < before || boundary > packed.total) {
-      fail("cu_seqlens must rise from 0 to at most seqlen = ", packed.total, ", got ", boundary,
-           " behind ", before);
+      fail("cu_seqlens must be non-decreasing, from 0 to seqlen = ", packed.total, ", got ",
+           boundary, " after ", before);
     }
     before = boundary;
   }
