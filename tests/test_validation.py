@@ -17,6 +17,7 @@ from refusals import outcome_of
 from refusals_of_scans import PACKED as PACKED_SCAN
 from refusals_of_scans import SCAN, UNITARY
 from selective_scan import (
+    MambaMixer,
     adaptive_unitary_scan_fn,
     adaptive_unitary_scan_ref,
     causal_conv1d_fn,
@@ -68,6 +69,19 @@ def test_boundaries_that_do_not_rise(name, bounds, got):
         PACKED[name](cu_seqlens=torch.tensor(bounds))
     wanted = f"cu_seqlens must be non-decreasing, from 0 to seqlen = 6, got {got}"
     assert str(caught.value) == f"selective_scan: {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("module", "parameter", "argument"),
+    [("", "A_log", "A"), ("conv1d", "weight", "conv1d_weight"),
+     ("x_proj", "weight", "x_proj_weight")],
+)  # fmt: skip
+def test_a_missing_weight_is_named(module, parameter, argument):
+    layer = MambaMixer(8)
+    setattr(layer.get_submodule(module), parameter, None)
+    with pytest.raises(RuntimeError) as caught:
+        layer(ones(1, 5, 8))
+    assert str(caught.value) == f"selective_scan: {argument} must be a Tensor, got None"
 
 
 # --- random calls ---------------------------------------------------------------------------------
