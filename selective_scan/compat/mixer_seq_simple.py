@@ -420,7 +420,7 @@ class MambaLMHeadModel(nn.Module, GenerationMixin):
             pretrained_model_name: a folder, as :meth:`save_pretrained` writes it, or a name on
                 Hugging Face's hub, for which the package huggingface_hub must be installed.
             device: the parameters' device.
-            dtype: the parameters' dtype; A_log and D keep the precision that they were saved with.
+            dtype: the parameters' dtype; A_log and D are float32 for half types.
             kwargs: arguments of the constructor.
 
         Raises:
