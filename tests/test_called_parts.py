@@ -1,6 +1,5 @@
-"""Parts of a layer that are called as modules because their weights do not determine what they
-compute: adapters and other replacements, hooks, weights of another tensor type, offloaded
-weights."""
+"""Parts of a layer that are called because their weights do not determine what they compute:
+adapters, other modules, hooks, weights that are tensors of another type, offloaded weights."""
 
 import copy
 
@@ -106,7 +105,7 @@ def test_what_stands_in_the_place_of_dt_proj_is_all_that_adds_a_bias(kind, repla
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
-    """With an nn.Linear as dt_proj the scan still adds the bias, in full precision."""
+    """The scan adds the bias of an nn.Linear in place of dt_proj too, in full precision."""
     layer, x = make(kind, device, dtype), sequence(device, dtype)
     expected = results(layer, x)
     layer.dt_proj = as_linear(layer.dt_proj)
@@ -119,8 +118,7 @@ def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
 )
 @pytest.mark.parametrize("kind", ["MambaMixer", "wide", "S6", "Mamba"])
 def test_other_parts_that_are_called_leave_the_bias_to_the_scan(kind, part, other, device):
-    """Hooks on parts other than dt_proj leave the bias to the scan. The baseline has a hook too,
-    since a plain layer calls no parts, and its few steps from a cache round less in between."""
+    """The baseline has a hook too: a plain layer's few steps from a cache round less in between."""
     layer, x = make(kind, device, torch.bfloat16), sequence(device, torch.bfloat16)
     plain, _ = results(layer, x)
     layer.get_submodule(other).register_forward_hook(lambda *_: None)
@@ -174,8 +172,7 @@ def test_a_convolution_over_channels_is_called(kind, device):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_convolution_with_dilation_is_called(kind, device):
-    """A dilated convolution is called. With a cache it is refused, since its steps need more of the
-    previous ones than a cache keeps."""
+    """A cache refuses it, since its steps need more of the previous ones than a cache keeps."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, dilation=2)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
@@ -216,8 +213,7 @@ PADDINGS = [{"padding": "same"}, {"padding_mode": "circular"}, {"padding_mode": 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_a_convolution_behind_other_steps_is_called(kind, options, device):
-    """A convolution with another padding is called. With a cache it is refused, since the cache
-    does not keep such steps."""
+    """A cache does not keep the other steps and refuses such a convolution."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, **options)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
@@ -230,8 +226,7 @@ def test_a_convolution_behind_other_steps_is_called(kind, options, device):
 @pytest.mark.parametrize("kernel_size", [2, 6, 12])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_convolution_of_another_width(kind, kernel_size, is_hooked, device):
-    """A convolution of another width is called. With a cache it may be as wide as d_conv, since the
-    cache keeps the steps that such a convolution looks back at."""
+    """With a cache, which keeps d_conv - 1 steps, the convolution may be at most d_conv wide."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, kernel_size=kernel_size)
     if is_hooked:
@@ -474,8 +469,7 @@ def test_a_weight_of_another_kind_that_is_no_parameter(device):
 
 
 def test_tensors_that_trace_stand_for_plain_weights(device):
-    """The exporter's tracing tensors count as plain weights, so the graph has the operator that
-    runs without it."""
+    """Export traces the operator that runs in eager mode."""
     layer, x = make("MambaMixer", device, torch.bfloat16), sequence(device, torch.bfloat16)
     exported = torch.export.export(layer, (x,))
     assert torch.equal(exported.module()(x), layer(x))
