@@ -133,6 +133,5 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
 
 
 def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns absolute values; for complex tensors per component, since components round
-    separately."""
+    """Returns absolute values, of complex tensors per component, since components round alone."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).abs()

@@ -13,7 +13,7 @@ COMPLEX = "complex64 or complex128"
 
 
 class Axes:
-    """A base of frozen dataclasses whose defaults are the base case; tests change one axis at a
+    """A base of frozen dataclasses: their defaults are the base case, tests change an axis at a
     time."""
 
     def with_(self, **changes):
@@ -68,7 +68,7 @@ def compiled_with_graphs(function, dynamic=None):
 
 
 def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:
-    """Asserts that a call works as the reference does, or that both refuse it with the same
+    """Asserts that a call works like the reference, or that both refuse it with the same
     message."""
     outcomes = []
     for one in (reference, function):

@@ -19,8 +19,7 @@ from selective_scan import S6
 
 
 class OwnBias(nn.Module):
-    """Adds its own `.bias` without being an nn.Linear, like the linear layers of quantization
-    packages."""
+    """Adds its own `.bias` and is no nn.Linear, like linear layers of quantization packages."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -172,8 +171,7 @@ def set_option(names: tuple[str, ...], option: str, value: object) -> Callable[[
 
 
 def take_bare_steps(model: S6) -> None:
-    """Keeps the steps as long as they were: negative steps would make states and rounding errors
-    grow."""
+    """Keeps the lengths of steps: negative ones would let states and rounding errors grow."""
     for layer in model.layers:
         layer.dt_soft_plus = False
         layer.dt_proj.bias.copy_(F.softplus(layer.dt_proj.bias))

@@ -130,8 +130,7 @@ def ranks(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def seeded(request):
-    """Seeds torch from the run's seed and the test's name, so that a test repeats when run
-    alone."""
+    """Seeds torch from the run's seed and the test's name, so that a test repeats alone."""
     from problem import generator
 
     name = request.node.nodeid.split("::", 1)[-1]

@@ -16,8 +16,8 @@ def in_float64(value):
 
 
 def in_float32(value):
-    """Returns a tensor of numbers on the CPU in fp32, or in fp64 if it was; any other value as it
-    is."""
+    """Returns a tensor of numbers on the CPU in fp32 or, if it was, fp64; other values as they
+    are."""
     wide = in_float64(value)
     if wide is value or value.dtype == wide.dtype:
         return wide

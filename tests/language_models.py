@@ -45,8 +45,7 @@ def published_weights() -> dict[str, torch.Tensor]:
 
 
 def reference_logits(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """Computes the logits in float64 from the named weights alone, with MLPs and biases if
-    present."""
+    """Computes logits in float64 from the named weights alone, with MLPs and biases if present."""
     weights = {name: weight.double() for name, weight in weights.items()}
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:

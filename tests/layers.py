@@ -27,8 +27,7 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def by_steps(mamba: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torch.Tensor, tuple]:
-    """Returns the outputs of mamba_ssm's layer for a prompt and each later step, and its final
-    states."""
+    """Returns mamba_ssm's outputs for a prompt and each later step, and the final states."""
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     parts = [mamba(x[:, :prompt], inference_params=params)]
     for params.seqlen_offset in range(prompt, x.shape[1]):

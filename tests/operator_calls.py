@@ -51,8 +51,7 @@ class _Random:
         return self.normal(BATCH, DIM, self.seqlen)
 
     def bounds(self) -> torch.Tensor:
-        """Returns the bounds of three packed sequences, one of them without steps, that fit any
-        length."""
+        """Returns bounds of three packed sequences, one without steps, that fit any length."""
         return torch.tensor([2, 20, 20, 31], device=self.device)
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -294,8 +293,7 @@ class InPlace:
         return arguments | {"out": torch.zeros_like(arguments[self.x])}
 
     def op_arguments(self, arguments: dict) -> tuple:
-        """Returns the op's arguments in order; the op of a stack takes the stack's lists
-        separately."""
+        """Returns the op's arguments in order; a stack's op takes its lists separately."""
         stack = arguments.get("stack")
         return in_order(self.op, arguments if stack is None else arguments | stack._asdict())
 

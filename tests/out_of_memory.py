@@ -78,8 +78,7 @@ def assert_fails(function, kind):
 
 
 def assert_goes_on(function, leaves, kind):
-    """Asserts that forward and backward fail as they should, and that later calls are
-    unaffected."""
+    """Asserts that forward and backward fail as they should, and that later calls work."""
     for leaf in leaves:
         leaf.requires_grad_()
     out = function()

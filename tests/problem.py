@@ -63,8 +63,7 @@ class Case(Axes):
 
     @property
     def data(self) -> "Case":
-        """The case with the same values: layouts only move values, except that expansion repeats
-        some."""
+        """The case with the same values: layouts only move values, but expansion repeats some."""
         if self.layout == "expanded":
             return self
         return self.with_(layout="contiguous", layout_of=TENSORS)
@@ -94,8 +93,8 @@ def generator(name: object) -> torch.Generator:
 
 
 class Draws:
-    """Random tensors on the CPU that depend only on the run's seed and on a name; float64 by
-    default."""
+    """Random tensors on the CPU, by default float64, that depend only on the run's seed and a
+    name."""
 
     def __init__(self, name: object) -> None:
         self.generator = generator(name)
@@ -201,8 +200,7 @@ def counterpart(dtype: torch.dtype, is_complex: bool) -> torch.dtype:
 
 
 def expand_one_dim(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Gives dimension `index` (modulo the rank) a stride of 0; the dimension differs among
-    tensors."""
+    """Gives dimension `index` (modulo the rank) a stride of 0, so that it differs among tensors."""
     if tensor.numel() == 0:
         return tensor
     return tensor.narrow(index % tensor.dim(), 0, 1).expand(tensor.shape)
@@ -258,8 +256,7 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
 
 
 def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    """Returns the case's tensors as leaves that require grad, on `device` and in the case's
-    layout."""
+    """Returns the case's tensors as leaves that require grad, on `device`, in the case's layout."""
     inputs = {}
     for index, (name, value) in enumerate(make(case).tensors.items()):
         if value is not None:
@@ -313,8 +310,7 @@ def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, tor
 
 
 def reference(case: Case) -> dict[str, torch.Tensor]:
-    """Returns the exact outputs and gradients: computed in float64 from the same, rounded
-    inputs."""
+    """Returns exact outputs and gradients, computed in float64 from the same, rounded inputs."""
     return _reference(case.data)
 
 

@@ -110,8 +110,7 @@ def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def lose_the_last(group, call: Callable[[], object]) -> str | None:
-    """Ends the group's last rank, and returns on the others what a call then raises, if
-    anything."""
+    """Ends the group's last rank; returns what a call then raises on the others, if anything."""
     dist.barrier(group)
     if dist.get_rank(group) == dist.get_world_size(group) - 1:
         os._exit(1)
@@ -120,8 +119,7 @@ def lose_the_last(group, call: Callable[[], object]) -> str | None:
 
 
 def raised_by(calls: Sequence[Callable[[], object]]) -> list[str]:
-    """Returns the type and message of each exception raised by a call; calls that pass add
-    nothing."""
+    """Returns the types and messages of the exceptions that calls raise; others add nothing."""
     messages = []
     for call in calls:
         try:

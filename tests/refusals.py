@@ -28,8 +28,7 @@ f64, c64, bf16 = (
 
 @dataclass(frozen=True)
 class Bad:
-    """An argument that makes a good call bad, the message about it, and changes of the good
-    call."""
+    """An argument that makes a good call bad, the message about it, and the call's changes."""
 
     name: str
     value: object
@@ -90,7 +89,7 @@ def bad(names: str, sentence: str, *values: object, **changes: object) -> list[B
 
 
 def on_device(value: object, device: str) -> object:
-    """Moves a tensor to a device and keeps its strides, also those of 0. Other values stay as they
+    """Moves a tensor to a device with its strides, also those of 0; other values stay as they
     are."""
     if isinstance(value, list):
         return [on_device(it, device) for it in value]

@@ -335,8 +335,7 @@ NORM = Refusals(
 
 
 def good_step(**changes: object) -> dict:
-    """Returns the arguments of a good call, with the stack's lists separate, as the op takes
-    them."""
+    """Returns a good call's arguments, with the stack's lists separate, as the op takes them."""
     arguments = {"eps": 1e-5} | s6.make(s6.BASE.with_(**changes))
     return arguments | arguments.pop("stack")._asdict()
 

@@ -154,8 +154,7 @@ def test_matches_reference(case, device):
 
 
 def test_several_slabs(device):
-    """The scan is correct if theta is computed in more than one slab, of which the last is
-    shorter."""
+    """Long enough for theta to be computed in more than one slab, of which the last is shorter."""
     check(Case(batch=3, dim=64, dstate=16, seqlen=1200 if device == "cpu" else 20000), device)
 
 
@@ -191,7 +190,7 @@ def long_inputs(seqlen: int, dim: int = 8, dstate: int = 4) -> dict[str, torch.T
 
 
 def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
-    """Returns the last state in fp64; optionally theta and the rotation are rounded to fp32 per
+    """Returns the last state in fp64, optionally with theta and rotation rounded to fp32 per
     step."""
     wide = moved(inputs, F64)
     u, dt, x, x_bias, B = (wide[n].detach().numpy() for n in ("u", "dt", "x", "x_bias", "B"))

@@ -132,8 +132,7 @@ def check(case: Case, device: str) -> None:
 
 
 def terms_of(rows: bool, tensors, cotangents) -> torch.Tensor:
-    """Returns the size of the terms that sum to the gradient of rows of one channel, or of the
-    weight."""
+    """Returns the size of the terms of the gradient of rows of one channel, or of the weight."""
     hidden, residual, weight = (0.0 if it is None else it.to(F64) for it in tensors)
     dnormed = cotangents[0].to(F64)
     total = hidden + residual

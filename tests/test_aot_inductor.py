@@ -35,8 +35,7 @@ class Several(nn.Module):
 
 
 def run_elsewhere(program, calls, folder):
-    """Returns the results of each call by a process that loads the package, and the arguments
-    then."""
+    """Returns each call's results from a process that loads the package, and its arguments then."""
     package, given, made = (str(folder / name) for name in ("model.pt2", "given.pt", "made.pt"))
     torch._inductor.aoti_compile_and_package(
         program, package_path=package, inductor_configs=SOON_COMPILED

@@ -265,8 +265,7 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_compiled_autograd_of_a_model(bidirectional, device):
-    """Compiled autograd works through its public switch, also for a second length, which may need
-    another graph."""
+    """Compiled autograd works by its public switch, also for a second length in another graph."""
     model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)
     torch._dynamo.reset()
 

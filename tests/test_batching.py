@@ -42,8 +42,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors():
-    """Makes an error of the warning that vmap calls an op for each entry for lack of a batching
-    rule."""
+    """Makes vmap's warning an error: that an op without a batching rule is called for each
+    entry."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
@@ -86,8 +86,7 @@ def entries_of(tensor, dim):
 
 
 def mapped_inputs(tensors, is_mapped):
-    """Returns the tensors, some of them with a mapped dimension at varying places, and their
-    in_dims."""
+    """Returns the tensors, some with a mapped dimension at varying places, and their in_dims."""
     mapped, in_dims = [], []
     for i, (tensor, has_entries) in enumerate(zip(tensors, is_mapped, strict=True)):
         if not has_entries:

@@ -126,8 +126,7 @@ def test_the_backward_pass_is_what_it_adds(harness, monkeypatch):
 
 @pytest.mark.parametrize("variant", ["no-z", "padded", "padded-normed"])
 def test_mamba_ssm_is_given_what_it_takes(harness, monkeypatch, variant):
-    """mamba_ssm gets rows along time, of one dtype; a call that it does not support has no
-    passes."""
+    """mamba_ssm gets rows along time, of one dtype; a call that it cannot run has no passes."""
     given = []
 
     class Module(ModuleType):

@@ -49,8 +49,7 @@ def test_a_program_starts_anew_to_keep_freed_memory():
 def run_program(
     name: str, *arguments: str | Path, status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the benchmarks folder; it and its subprocesses import the package under
-    test."""
+    """Runs a benchmark program; it and its subprocesses import the package under test."""
     done = programs.run(BENCHMARKS / name, *arguments, environment=ENVIRONMENT)
     assert done.returncode == status, done.stdout + done.stderr
     return done

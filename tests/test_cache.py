@@ -1,5 +1,4 @@
-"""Models with a cache: any split of a sequence, rows that are reset or reordered, compiled code,
-and refusals."""
+"""Models with a cache: splits of a sequence, rows reset or reordered, compiled code, refusals."""
 
 import copy
 import re

@@ -63,8 +63,7 @@ def exact(layer: MambaMixer, x: torch.Tensor) -> torch.Tensor:
 
 
 def results(layer: MambaMixer, x: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the output of one call, and that of several calls, each of which continues the
-    previous."""
+    """Returns the output of one call, and that of calls which each continue the previous one."""
     outs = [layer(x).detach()]
     if layer.bidirectional:
         return outs
@@ -172,7 +171,7 @@ def test_a_convolution_over_channels_is_called(kind, device):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_convolution_with_dilation_is_called(kind, device):
-    """A cache refuses it, since its steps need more of the previous ones than a cache keeps."""
+    """A cache refuses dilation, since a step then needs more previous ones than a cache keeps."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, dilation=2)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
@@ -433,7 +432,7 @@ class Int8(torch.Tensor):
 
 
 def quantize(layer: MambaMixer, parts: tuple[str, ...]) -> MambaMixer:
-    """Quantizes parts of a layer in place, and returns a layer with the same values as plain
+    """Quantizes parts of a layer in place; returns a layer with the same values as plain
     weights."""
     plain = copy.deepcopy(layer)
     for name in parts:

@@ -152,8 +152,7 @@ def solve_on_gpu(case: Case) -> dict[str, torch.Tensor | None]:
 
 
 def solved_on_path(path: str, module: str, tmp_path_factory):
-    """Returns what a module's solve_all() saves in a process that uses the CUDA kernels of one
-    path."""
+    """Returns what a module's solve_all() saves in a process that uses one path's CUDA kernels."""
     file = tmp_path_factory.mktemp(path) / "results.pt"
     run_on_path(path, f"import {module}; {module}.solve_all({str(file)!r})")
     return torch.load(file)

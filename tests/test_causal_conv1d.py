@@ -275,8 +275,7 @@ def test_final_states_are_written_to_a_given_tensor(dtype, device):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_the_gradient_of_x_is_written_to_given_memory(dtype, layout, device):
-    """The gradient of x can be written to one half of a wider row, whose other half keeps its
-    values."""
+    """The gradient can be written to one half of a wider row, whose other half is unchanged."""
     case = Case(dtype=dtype, layout=layout)
     x, weight, bias, initial = (tensor.detach() for tensor in make(case, device).tensors.values())
     dout = torch.randn_like(x)

@@ -404,7 +404,7 @@ def test_a_compiled_step_in_grad_mode(compat_modules):
 
 
 def test_states_have_the_dtype_of_the_convolution(compat_modules):
-    """It does not depend on the weights of the module in place of dt_proj, which may have none."""
+    """The dtype does not depend on the module in place of dt_proj, which may have no weights."""
     mamba = make_mamba(dtype=torch.bfloat16)
     mamba.dt_proj = nn.Sequential(mamba.dt_proj)
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)

@@ -57,8 +57,7 @@ def assert_like_plain(layer, hidden, bimamba_type=None, run=None, dtype=None):
 @pytest.mark.parametrize("use_fast_path", [True, False])
 @torch.no_grad()
 def test_every_direction_has_the_layers_options(use_fast_path, option, value):
-    """Each direction is a one-way layer with the option, and out_proj is linear, so results add
-    up."""
+    """Each direction is a one-way layer with the option; out_proj is linear, so results add up."""
     layer = make("v2", use_fast_path=use_fast_path)
     hidden, expected = torch.randn(2, 9, 12), 0
     layers = [make("none", use_fast_path=use_fast_path) for _ in range(2)]
@@ -129,8 +128,7 @@ def test_autocast(bimamba_type, device):
 
 
 class OfItsOwn(Mamba):
-    """Has its own forward, written by the layer's attributes as in subclasses of mamba_ssm's
-    layer."""
+    """Has its own forward, written with the layer's attributes like subclasses of mamba_ssm's."""
 
     def forward(self, hidden_states, inference_params=None):
         x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)

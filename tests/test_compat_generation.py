@@ -425,8 +425,7 @@ def test_bad_arguments(options, message):
 
 
 def test_any_model_generates():
-    """The model is called with position_ids, and needs allocate_inference_cache only for CUDA
-    graphs."""
+    """A model is called with position_ids, and needs allocate_inference_cache only for graphs."""
     from mamba_ssm.utils.generation import GenerationMixin
 
     class Counter(torch.nn.Module, GenerationMixin):

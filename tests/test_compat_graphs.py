@@ -57,7 +57,7 @@ def test_graphs_under_autocast(cuda_device):
 
 
 def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
-    """A layer continues from its states by single tokens only."""
+    """A layer continues from its states by single tokens, so larger graphs are refused."""
     from mamba_ssm.utils.generation import update_graph_cache
 
     model, _ = make(cuda_device)

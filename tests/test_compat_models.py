@@ -341,8 +341,7 @@ def test_single_tokens_see_what_was_changed(change, fused):
 
 
 def test_a_head_learns_from_single_tokens():
-    """The head of a frozen model gets its gradient also from single tokens; the step operator is
-    used only without gradients."""
+    """The trainable head of a frozen model gets the same gradient from single tokens."""
     model, tokens = make_model(tie_embeddings=False), torch.randint(VOCAB, (2, 7))
     model.backbone.requires_grad_(False)
     gradients = [

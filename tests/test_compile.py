@@ -105,8 +105,7 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
     "case", [SMALL, MINIMAL, SMALL.with_(dstate=1, seqlen=16), CASES[-1]], ids=str
 )
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
-    """Eager calls reach the kernels by a shorter way than the op's registered derivative, and give
-    the same bits."""
+    """Eager calls bypass the op's registered derivative, and give the same bits."""
     inputs = arguments(case, device, True)
     leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
     names = ("discretization_method", "initial_state", "reverse", "cu_seqlens", "input_delta")
@@ -314,8 +313,7 @@ def test_make_fx(tracing_mode, device):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_jit_trace_of_s6_with_gradients(device):
-    """torch.jit.trace works with gradients, although it traces twice and compares, the second time
-    without gradients."""
+    """PyTorch traces twice and compares the traces, the second time without gradients."""
     model = S6(8, d_state=4, device=device)
     traced = torch.jit.trace(model, torch.randn(2, 70, 8, device=device))
     x = torch.randn(3, 80, 8, device=device)

@@ -73,7 +73,7 @@ def poles(random, count, dtype):
 
 
 def assert_close(actual, expected, name):
-    """Compares relative to the exact value, with an allowance for the rounding of x = delta * A."""
+    """Asserts closeness relative to the exact value, allowing for the rounding of x = delta * A."""
     epsilon = np.finfo(actual.dtype).eps
     for got, (want, condition) in zip(actual, expected, strict=True):
         error = abs(exact.number(got) - want)
@@ -126,8 +126,7 @@ def test_derivatives(core, random, formula, dtype):
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
-    """The gradients of a step are conjugate Wirtinger derivatives, like those of PyTorch's
-    autograd."""
+    """A step's gradients are conjugate Wirtinger derivatives, like those of PyTorch's autograd."""
     delta, A = poles(random, 100, dtype)
     dabar, dbbar = spread(random, 100, dtype, 0.1, 3), spread(random, 100, dtype, 0.1, 3)
     ddelta, dA = core.step_gradient(formula, delta, A, dabar, dbbar)

@@ -196,8 +196,7 @@ def flush_mode(on: bool):
 
 
 def check_mode(name: str) -> None:
-    """Asserts that the calling thread's mode is unchanged, on or off, and that of other threads
-    off."""
+    """Asserts that the calling thread's mode is unchanged, on or off, and others' stays off."""
     operator = OPERATORS[name]
     assert not any_thread_flushes()
     for on in (False, True):
@@ -243,8 +242,7 @@ def start_threads() -> None:
 
 
 def test_threads_that_a_call_starts_keep_denormals():
-    """Threads started by a call do not flush, although a thread inherits the mode of its
-    creator."""
+    """Threads that a call starts do not flush, although they inherit their creator's mode."""
     process = multiprocessing.get_context("spawn").Process(target=start_threads)
     process.start()
     process.join()

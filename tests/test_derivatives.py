@@ -1,5 +1,4 @@
-"""Derivatives that operators refuse with a message: forward mode, and any derivative of an operator
-that works in place."""
+"""Derivatives refused with a message: forward mode, and any of in-place operators."""
 
 import pytest
 import torch

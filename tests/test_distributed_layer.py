@@ -59,8 +59,7 @@ def arguments_of(tensors: dict, options: dict) -> tuple:
 
 
 def run(operator, tensors: dict, options: dict, *own: object, passes: int = 1) -> dict:
-    """Returns the output and the gradients of all inputs; further passes must give the same
-    bits."""
+    """Returns the output and the gradients of all inputs; more passes must give the same bits."""
     tensors = {name: t if t is None else t.clone() for name, t in tensors.items()}
     dout = tensors.pop("dout")
     inputs = {name: t.requires_grad_() for name, t in tensors.items() if t is not None}

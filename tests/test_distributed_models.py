@@ -133,8 +133,8 @@ def test_sequences_within_others(ranks, around):
 
 
 def run_copies(group, data, lengths, device: str) -> list[torch.Tensor]:
-    """Returns the outputs of two copies of a model for a rank's steps: one copied in memory, and
-    one saved whole."""
+    """Returns the outputs of a model's copies for a rank's steps: one in memory, one saved
+    whole."""
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     model = distributed.parallelize(make_model({}).to(device), mesh, sequence_dim="sequence")
     file = io.BytesIO()
@@ -156,8 +156,7 @@ def test_copies_of_a_model_of_sequences(ranks):
 
 
 def shape_of(ranks, rows: int) -> tuple[int, int]:
-    """Returns the shape of a mesh of all ranks: `rows` for the sequence, the rest for the
-    channels."""
+    """Returns the shape of a mesh of all ranks: `rows` for the sequence, others for channels."""
     return rows, ranks.count // rows
 
 

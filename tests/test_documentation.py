@@ -132,8 +132,7 @@ def test_links_lead_to_files(path):
 
 
 def said(path: Path) -> str:
-    """Returns a text, or a source's comments and docstrings, without the values of command
-    options."""
+    """Returns a text, or a source's comments and docstrings, without values of command options."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in CXX:
         text = "\n".join(re.findall(r"//[^\n]*|/\*.*?\*/", text, re.S))

@@ -1,5 +1,4 @@
-"""The exponential trapezoid against its reference, the differential equation, and itself in
-parts."""
+"""The exponential trapezoid: against its reference, the differential equation, and its parts."""
 
 import itertools
 import math

@@ -1,5 +1,4 @@
-"""Values that are not finite, zero, tiny or huge: what they affect, and how accurate others
-stay."""
+"""Values that are not finite, zero, tiny or huge: what they affect, and others' accuracy."""
 
 import math
 
@@ -102,8 +101,7 @@ def test_the_past_does_not_know_the_future(reverse, device):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_poles_and_steps_of_zero(method, is_complex, input_delta, device):
-    """x = delta * A may be exactly 0, for which (exp(x) - 1)/x is 0/0. No step of input_delta is
-    0."""
+    """x = delta * A may be 0, where (exp(x) - 1)/x is 0/0. No step of input_delta is 0."""
     case = SMALL.with_(
         method=method,
         input_delta=input_delta,
@@ -216,8 +214,7 @@ def test_slow_memories_do_not_drift(dstate, is_complex, method, device):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_and_poles_of_any_size_side_by_side(method, device):
-    """In float64, abar of one state may be a normal number and that of the next 0, or both
-    alike."""
+    """In float64, abar of one state may be a number and that of the next 0, or both alike."""
     case = SMALL.with_(
         method=method,
         dtype=torch.float64,
@@ -246,8 +243,7 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pole_far_away_changes_no_bit_of_its_neighbour(method, device):
-    """In float64 a step has shorter forms, which are used if they are valid for all poles at
-    hand."""
+    """In float64 a step has shorter forms, used if they are valid for all poles at hand."""
     case = SMALL.with_(method=method, dtype=torch.float64, dstate=2)
     tensors = dict(make(case).tensors)
     # The second state contributes nothing, whatever its pole.
@@ -284,8 +280,7 @@ def test_growing_states_overflow_to_infinity_without_an_error(device):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, device):
-    """last_state and the gradient of initial_state contain abar, which must be exp(x) for every
-    x."""
+    """last_state and the gradient of initial_state contain abar, which is exp(x) for every x."""
     x = torch.linspace(-80, 1, 400, dtype=dtype)
     A = torch.complex(x, torch.ones_like(x)) if is_complex else x
     u, delta = torch.zeros(1, 400, 1, dtype=dtype), torch.ones(1, 400, 1, dtype=dtype)
@@ -352,8 +347,7 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
 def test_the_states_of_an_unstable_system_stay_numbers(
     dim, dstate, seqlen, pole, is_complex, device
 ):
-    """A chunk or a segment may grow by a factor that overflows while the state before it is still
-    0."""
+    """The growth over a chunk or segment may overflow while the state before it is still 0."""
     dtype = torch.complex64 if is_complex else torch.float32
     u, delta = torch.zeros(1, dim, seqlen), torch.ones(1, dim, seqlen)
     u[..., -2:] = 1

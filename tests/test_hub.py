@@ -1,5 +1,4 @@
-"""packaging/hub: the sources that a hub of kernels gets, and the namespace of the ops in a
-build."""
+"""packaging/hub: the sources that a hub of kernels gets, and the namespace of a build's ops."""
 
 import ast
 import importlib.util
@@ -57,7 +56,7 @@ def test_every_source_is_compiled_for_its_backends(made):
 
 
 def test_what_is_shipped_imports_itself_relatively(package):
-    """The hub loads a package by a name of its own, and every file that is imported must be
+    """The hub loads the package by another name, and every file that is imported must be
     shipped."""
     shipped = {path.with_suffix("").as_posix() for path in package}
     shipped |= {path.parent.as_posix() for path in package} | {"_ops"}

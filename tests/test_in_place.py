@@ -77,8 +77,7 @@ def assert_same_states(operator, arguments, others):
 
 
 def rows_of(tensor, arguments):
-    """Returns the parts of a tensor that have one slot each: rows of a batch or packed
-    sequences."""
+    """Returns a tensor's parts that have one slot each: rows of a batch or packed sequences."""
     if "cu_seqlens" not in arguments:
         return tensor.unbind()
     bounds = itertools.pairwise(arguments["cu_seqlens"].tolist())
@@ -90,8 +89,7 @@ def rows_of(tensor, arguments):
 
 @each_of(CASES)
 def test_padding_is_left_alone(name, changes, device):
-    """For a negative index or pad_slot_id no state is read or written, x is not read and out is
-    0."""
+    """With a negative index or pad_slot_id no state is touched, x is not read and out is 0."""
     operator, arguments = call_of(name, changes, device)
     slots = [arguments[it] for it in operator.slots if it in arguments]
     count, rows = len(operator.states_of(arguments)[0]), slots[0]
@@ -131,7 +129,7 @@ def test_padding_is_left_alone(name, changes, device):
 
 @each_of(CASES)
 def test_indices_of_no_slot(name, changes, device):
-    """They are refused before anything changes if the host sees them, and mean padding on CUDA."""
+    """An index past the slots is refused before anything changes or, on CUDA, means padding."""
     operator, arguments = call_of(name, changes, device)
     count = len(operator.states_of(arguments)[0])
     for argument in operator.slots:
@@ -162,8 +160,7 @@ def test_indices_of_no_slot(name, changes, device):
 
 @each_of({name: it for name, it in CASES.items() if OPERATORS_IN_PLACE[name].takes_out})
 def test_out_is_written_and_returned(name, changes, device):
-    """out may have any strides. It may be x if a call reads a whole row before it writes the
-    row."""
+    """out may have any strides, and may be x if a call reads a row before it writes it."""
     operator, arguments = call_of(name, changes, device)
     x = arguments[operator.x]
     strided = x.transpose(0, -1).contiguous().transpose(0, -1)

@@ -127,8 +127,7 @@ OP_CASES = [
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
 def test_a_layer_is_what_its_parts_are(case, autocast, device):
-    """The result has the bits of its parts; the sums of the gradients are rounded at other
-    places."""
+    """The result has its parts' bits; sums of gradients are rounded at other places."""
     tensors = tensors_of(case, device)
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         actual = run(mamba_inner_fn, case, tensors)

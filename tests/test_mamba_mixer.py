@@ -111,7 +111,7 @@ def test_weights_and_input_of_any_layout_are_cast(layout, dtype, device):
 
 
 def test_one_call_keeps_no_cast_weight(device):
-    """Of the layer's input only the cast copy is kept."""
+    """A layer as one call keeps no cast weight and, of its input, only the cast copy."""
     mixer = MambaMixer(DIM, device=device)
     hidden = torch.randn(BATCH, SEQLEN, DIM, device=device).requires_grad_()
     kept = []

@@ -13,8 +13,8 @@ DIM, SEQLEN = 8, 21
 
 
 def model_elsewhere(depth: int = 2, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Returns a state dict like that of mamba_ssm's MixerModel: d_inner 12, d_state 5, width 3,
-    dt_rank 4."""
+    """Returns a MixerModel's state dict, as in mamba_ssm: d_inner 12, d_state 5, width 3, dt_rank
+    4."""
     inner, dstate, width, rank = 12, 5, 3, 4
     shapes = {
         "A_log": (inner, dstate),

@@ -248,7 +248,7 @@ def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
 @pytest.mark.parametrize("layout", ["sliced", "channel_last", "wider_rows"])
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_gradients_go_where_the_caller_wants_them(case, layout, device):
-    """The memory beside the gradients keeps its values."""
+    """Gradients are written into the caller's tensors, and the memory beside them is unchanged."""
     case = case.with_(seqlen=72, dim=16)
     arguments = op_arguments(case, inputs_on(case, device))
     ops = torch.ops.selective_scan

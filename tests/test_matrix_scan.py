@@ -257,8 +257,7 @@ def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, base, device):
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 @pytest.mark.parametrize("is_constant", [True, False], ids=["constant steps", "steps"])
 def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
-    """Holds for 10,000 steps in fp32, also if a constant step gives each of them the same
-    rounding."""
+    """Holds for 10,000 steps in fp32, also if a constant step rounds alike in each of them."""
     dim, n, seqlen = 16, 4, 10000
     random = generator((scale, is_constant))
     A = torch.stack([skew(n, random) for _ in range(dim)]).to(F32)

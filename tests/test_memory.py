@@ -133,8 +133,7 @@ def test_large_results_ask_for_huge_pages(seeded):
     [(8, 1280, 128, 256, 12), (44, 168, 304, 64, 24)],
 )
 def test_partial_sums_of_many_states(batch, dim, seqlen, dstate, tile_channels, cuda_device):
-    """With many states a block has few channels, but successive tiles add to the same partial
-    sums."""
+    """With many states a block has few channels, but successive tiles share partial sums."""
     case = Case(batch=batch, dim=dim, seqlen=seqlen, dstate=dstate, groups=1)
     inputs = inputs_on(case, cuda_device)
     arguments = op_arguments(case, inputs)

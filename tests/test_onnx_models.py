@@ -156,8 +156,7 @@ def continued(depth, *sizes):
 
 @pytest.mark.parametrize(("steps", "opset"), [(None, 27), _slow(None, 18), (1, 27)])
 def test_s6_goes_on_from_its_cache(steps, opset, tmp_path):
-    """A cached call may have any number of steps, or a single one, which is another operator in
-    PyTorch."""
+    """S6 continues by any number of steps, or by one, which is another operator in PyTorch."""
     of_rows = OF_ROWS if steps is None else OF_STATES
     sizes = ROWS if steps is None else [(2, 1), (3, 1), (1, 1)]
     check(*continued(1, *sizes), tmp_path / "any.onnx", opset, (of_rows, (OF_STATES,) * 2))

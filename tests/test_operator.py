@@ -1,5 +1,4 @@
-"""The class that serves every operator, tested with an operator defined here, and with parts of
-PyTorch missing."""
+"""The class of every operator: with an operator defined here, and without parts of PyTorch."""
 
 import contextlib
 

@@ -1,5 +1,4 @@
-"""Plans of CUDA calls: how the causal convolution, the state update and a token's step are divided
-among threads."""
+"""Plans of the convolution, the state update and a token's step: their division among threads."""
 
 import os
 import random
@@ -174,8 +173,7 @@ def test_steps_that_are_refused(plan_bindings, device, dtype, rows, sizes, reaso
 
 
 def test_every_block_of_a_step_has_channels_and_outputs(plan_bindings):
-    """Otherwise the block would wait for no other block's values, and no other would wait for its
-    own."""
+    """A block without any would not wait for other blocks' values, nor they for its values."""
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     device = fill(plan_bindings.Device(), H200)
     for _ in range(300):

@@ -17,8 +17,7 @@ NOTHING_IN_RESERVE = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**
 
 
 def test_more_than_there_can_be(capfd):
-    """The forward pass of an expanded tensor, which takes no memory itself, raises the allocator's
-    error."""
+    """Forward of an expanded tensor, which takes no memory itself, raises the allocator's error."""
     u = torch.zeros(1, 1, 1).expand(1, 1, 2**45)
     A, B = torch.zeros(1, 1), torch.zeros(1, 1)
     with pytest.raises(RuntimeError, match=r"you tried to allocate 140737488355328 bytes"):

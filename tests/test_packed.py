@@ -140,7 +140,7 @@ def one_by_one(inputs: dict, case: Case, cotangents: dict):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(70, 1), (3, 1), (20, 20)], ids=str)
 def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
-    """Holds on a CPU, where the same kernel runs for any length."""
+    """On a CPU the same kernel runs for any length, so packing changes no bits."""
     bounds = (0, 33, 40, 40, 500, 1900, 1932)
     dim, groups = shape
     case = Case(

@@ -76,8 +76,7 @@ def map_of(*arguments) -> torch.Tensor:
 
 
 def gradient_of(dout: torch.Tensor, *arguments) -> torch.Tensor:
-    """Returns the initial state's gradient that the backward pass reports, for out's gradient
-    only."""
+    """Returns the initial state's gradient that the backward pass reports for out alone."""
     told = []
 
     def enter(own: torch.Tensor) -> torch.Tensor:
@@ -120,8 +119,7 @@ def run(case: Case, device: str, is_told: bool = True) -> tuple[dict, list[torch
 
 
 def solve(case: Case, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns end states of plain loops over time: from 1 without input, and from 0 with the
-    input."""
+    """Returns end states of plain loops over time: from 1 without input, from 0 with the input."""
     inputs = problem.detached(inputs)
     shape = (case.batch, *inputs["A"].shape)
     options = problem.make(case).options

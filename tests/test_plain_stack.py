@@ -63,8 +63,7 @@ def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
 
 
 def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> None:
-    """Asserts that calls of these lengths are right, and that each or none of them is one
-    operator."""
+    """Asserts that calls of these lengths are right, and that each or none is one operator."""
     exact = through_modules(model)
     cache, exact_cache = model.allocate_cache(batch), exact.allocate_cache(batch)
     for steps in lengths:
@@ -216,7 +215,7 @@ def test_a_cache_that_was_made_elsewhere(device):
     ids=str,
 )
 def test_plain_layers_are_one_launch(options, cuda_device):
-    """Layers run as modules on a GPU that does not have the kernel."""
+    """Plain layers are one launch, or run as modules on a GPU that does not have the kernel."""
     model, in_one = model_of(cuda_device, **options), has_step()
     check(model, BATCH, [1, 1, 2, 1], in_one=in_one)
     check(model, MAX_ROWS["cuda"], [1, 1], in_one=in_one)
@@ -243,8 +242,7 @@ def test_states_of_float64_go_through_the_modules(cuda_device):
 
 @pytest.mark.usefixtures("step_kernel")
 def test_a_cache_keeps_its_workspace(cuda_device):
-    """The workspace serves any number of steps, since graphs continue to use it; copies have their
-    own."""
+    """A workspace serves any number of steps, as graphs keep using it; copies have their own."""
     model = model_of(cuda_device)
     cache = model.allocate_cache(BATCH)
     model(steps_of(model, BATCH, 1), cache=cache)
@@ -261,7 +259,7 @@ def test_a_cache_keeps_its_workspace(cuda_device):
 
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
-    """Also holds if the captured call is the first one with the cache."""
+    """The captured call may also be the first one with the cache."""
     model, head = model_of(cuda_device), nn.Linear(DIM, 40, bias=False, device=cuda_device)
     head.requires_grad_(False)
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)

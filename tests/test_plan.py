@@ -217,8 +217,8 @@ def shares_of(count, share):
 
 
 def check_plan(made, call, device):
-    """Asserts that every step of every channel is in one block, and that the device can launch the
-    grid."""
+    """Asserts that a single block has every step of a channel, and that the grid can be
+    launched."""
     tiles = shares_of(call.dim // call.groups, made["tile_channels"])
     assert made["tiles"] == len(tiles)
     assert sum(tiles) == call.dim // call.groups

@@ -109,8 +109,7 @@ def test_slices(plan, call, forward, backward):
 
 
 def test_random_slices(plan):
-    """Every state is in one slice, the same in both passes, and the results of slices are
-    summed."""
+    """Every state is in one slice, the same in both passes, and results of slices are summed."""
     generator = random.Random(torch.initial_seed())  # the seed of the run and the test
     for _ in range(500):
         call = random_call(generator)

@@ -42,8 +42,7 @@ def warm(device: str, **options: object) -> tuple[S6, S6Cache, torch.Tensor]:
 
 
 def anew(model: S6, cache: S6Cache, x: torch.Tensor, **options: object) -> torch.Tensor:
-    """Returns the result of a call without a prepared step, which a copy of the cache does not
-    have."""
+    """Returns the result of a call without a prepared step, which a cache's copy does not have."""
     return model(x, cache=copy.deepcopy(cache), **options)
 
 
@@ -127,8 +126,7 @@ def test_it_sees_what_has_changed_of_a_convolution(option, device):
 
 
 def test_copied_weights_are_copied_anew():
-    """Kernels read weights whose rows are not vectors from a copy, which must follow the
-    weights."""
+    """Weights whose rows are not vectors are read from copies, which must follow the weights."""
     model = model_of()
     for layer in model.layers:
         layer.in_proj.weight.data = layer.in_proj.weight.data.t().contiguous().t()

@@ -281,7 +281,7 @@ def test_impulses_decay_from_when_they_come(is_complex):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_steps_of_the_input_that_are_delta_change_nothing(is_complex, method):
-    """The gradient of delta is then the sum of both."""
+    """The gradient of delta is then the sum of its own and that of input_delta."""
     tensors = system(is_complex)
     results = []
     for has_own in (False, True):

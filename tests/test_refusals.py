@@ -27,7 +27,7 @@ each_way = pytest.mark.parametrize(
 
 @each_way
 def test_good_calls_pass(table, way, device):
-    """The tables change these calls."""
+    """The good calls, which the tables change, are accepted."""
     call = TABLES[table].ways[way]
     call(TABLES[table].call(device))
     if table == "SCAN":

@@ -56,7 +56,7 @@ def test_states_rotate(method, groups, device):
 
 
 def test_steps_go_on_in_the_turned_frame():
-    """A scan is followed by single steps, whose angles continue."""
+    """Single steps can follow a scan if their angles continue."""
     u, delta, A, B, C, steps = make()
     angles = steps.cumsum(-1)
     expected = walk(u, delta, A, B, C, steps, None, "zoh")

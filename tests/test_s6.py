@@ -360,7 +360,7 @@ def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, d
 
 
 def test_in_proj_may_take_another_dtype(device):
-    """A module in its place, or a hook, may cast."""
+    """A replacement of in_proj, or a hook on it, may cast."""
 
     class Casting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,7 @@ OPTIONS = (
 
 
 def model_of(device="cpu", dtype=F64, **options) -> S6:
-    """Returns a model of varied weights, with steps large enough for angles and shares to
-    matter."""
+    """Returns a model of varied weights, whose steps are large enough for angles to matter."""
     sizes = {"d_state": DSTATE, "dt_rank": 2, "depth": 2, "dt_min": 0.2, "dt_max": 1.0}
     model = S6(DIM, **sizes | options, dtype=dtype, device=device)
     with torch.no_grad():
@@ -96,8 +95,7 @@ def test_states_turn_by_nothing_where_angles_are_zero():
 
 
 def test_angles_of_long_sequences_keep_their_digits():
-    """Angles are sums of some 10,000 radians, of which float32 would keep three digits after the
-    point."""
+    """Of sums of some 10,000 radians, float32 would keep three digits after the point."""
     model = model_of(depth=1, rotary=True)
     with torch.no_grad():
         model.layers[0].x_proj.weight[-DSTATE // 2 :].abs_()
@@ -181,7 +179,7 @@ def test_initial_values():
 
 
 def test_plain_layers_are_what_they_were():
-    """The order of their parameters and of their random draws is unchanged."""
+    """Plain layers keep the order of their parameters and of their random draws."""
     torch.manual_seed(0)
     plain = S6(DIM)
     after = torch.rand(3)

@@ -140,8 +140,7 @@ def assert_same_states(arguments: dict, others: dict) -> None:
 
 
 def check(case: Case, device: str) -> None:
-    """Asserts that out and states are within the arithmetic and one rounding of the fp64
-    reference."""
+    """Asserts that out and states are within arithmetic and one rounding of the fp64 reference."""
     arguments = make(case, device)
     wanted = exact(arguments)
     expected = s6_step_ref(**wanted)
@@ -336,7 +335,7 @@ def test_a_workspace_that_is_too_small():
 
 
 def test_weights_may_begin_anywhere(device):
-    """They may be views of one flat tensor, as some loaders and optimizers create them."""
+    """Weights may be views of one flat tensor, as some loaders and optimizers create them."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         flat = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)
@@ -351,7 +350,7 @@ def test_weights_may_begin_anywhere(device):
 
 
 def test_a_large_stream_does_not_overflow(device):
-    """float16 holds at most 65504, but the norm makes the stream small before it is rounded."""
+    """float16 holds at most 65504, but the norm scales the stream down before it is rounded."""
     case = BASE.with_(weights=HALF, vocabulary=9)
     arguments = make(case, device)
     arguments["hidden"] *= 1e5
@@ -375,7 +374,7 @@ def test_flops_are_two_for_each_weight(device):
     "case", [LARGE.with_(d_model=208, batch=3), BASE.with_(weights=BF16)], ids=str
 )
 def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
-    """It continues token by token, although other calls use its workspace between replays."""
+    """A graph continues token by token, although other calls use its workspace meanwhile."""
     arguments = make(case, cuda_device)
     if has_workspace:
         arguments["workspace"] = torch.zeros(1 << 20, dtype=torch.uint8, device=cuda_device)
@@ -392,8 +391,7 @@ def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
 
 
 def test_calls_on_several_streams(cuda_device):
-    """Each has separate memory, and two calls whose blocks hold the GPU do not wait for each
-    other."""
+    """Calls have separate memory, and two whose blocks hold the GPU do not wait for each other."""
     base = LARGE.with_(d_model=208)
     cases = [base, base.with_(weights=BF16, batch=5), BASE, BASE.with_(weights=HALF, steps=3)]
     calls = [make(case, cuda_device) for case in cases]

@@ -214,8 +214,7 @@ def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torc
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optional", [OPTIONAL, EVENTS], ids=["", "input_delta"])
 def test_any_chunking_gives_what_the_whole_gives(optional, method, is_complex, device):
-    """Compares outputs, the last state, and the state at every checkpoint, at absolute
-    positions."""
+    """Compares outputs, last states and the states of checkpoints, at absolute positions."""
     lengths, every = (90, 1, 64, 37), 16
     count, total = len(lengths), sum(lengths)
     states = C64 if is_complex else F32
@@ -360,8 +359,7 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_values_that_name_nothing(name, device):
-    """They are refused before anything changes if the host sees them, and mean padding or 0 on
-    CUDA."""
+    """Bad values are refused before anything changes or, on CUDA, mean padding or 0."""
     values, sentence, good = BAD_VALUES[name]
     states = torch.randn(6, 12, 5, device=device)
     arguments = make(Case(), device)

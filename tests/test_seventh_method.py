@@ -95,8 +95,8 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tree) -> Path:
-    """The copy with a CPU library of this method alone. A debug build takes less than half the
-    time, and has assertions."""
+    """The copy with a CPU library of this method alone, as a debug build: it takes less than half
+    the time, and has assertions."""
     build = (sys.executable, "setup.py", "build_ext", "--inplace")
     run(*build, cwd=tree, SELECTIVE_SCAN_METHODS=NAME, USE_CUDA="0", DEBUG="1")
     return tree

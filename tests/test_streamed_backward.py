@@ -194,7 +194,7 @@ def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
 
 
 def ddelta_by_foh(u, delta, A, B, C):
-    """Returns the gradient of y's sum, of which the reference's derivative, a difference, keeps no
+    """Returns the gradient of y's sum; the reference's derivative, a difference, keeps no
     digits."""
     dim, seqlen = u.shape[1:]
 
@@ -226,8 +226,7 @@ def ddelta_by_foh(u, delta, A, B, C):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_poles_of_any_size(kind, dtype, cuda_device):
-    """With foh, warps take a careful form if one of their poles is too small or large for its
-    steps."""
+    """With foh, a warp takes a careful form if a pole is too small or too large for its steps."""
     case = KINDS[kind].with_(method="foh", seqlen=64, dtype=dtype, initial_state=False)
     tensors = tensors_on(case, cuda_device)
     A = tensors["A"]

@@ -64,8 +64,7 @@ def make(kind, device, dtype=torch.float32, **changes):
 
 
 def draw(device, batch=2, seqlen=20, padding=0):
-    """Returns tokens and, with padding, a mask of that many steps before all rows except the
-    first."""
+    """Returns tokens and, with padding, a mask of so many first steps of all rows but the first."""
     tokens = torch.randint(1, SIZES["vocab_size"], (batch, seqlen), device=device)
     if padding == 0:
         return {"input_ids": tokens}
@@ -195,8 +194,7 @@ def test_what_hooks_and_adapters_do_counts(device):
 @pytest.mark.parametrize("part", ["in_proj", "x_proj", "dt_proj"])
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba"])
 def test_adapters_of_peft(kind, part, device):
-    """Adapters do what they do to transformers' own layers, which read dt_proj's weights
-    directly."""
+    """Adapters act as in transformers' own layers, which read dt_proj's weights directly."""
     peft = pytest.importorskip("peft", reason="needs the package peft")
     problems = [(make(kind, device).train(), draw(device)) for _ in range(3)]
     for model, _ in problems:
@@ -260,8 +258,7 @@ def test_steps_after_a_prompt(kind, device):
 
 
 def ops_of_tokens(model, tokens, **options):
-    """Returns the library's ops called by two tokens after a prompt, and the result of the
-    second."""
+    """Returns the library's ops in two tokens after a prompt, and the second one's result."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
         model(tokens[:, :-2], use_cache=True, **{MAMBA_CACHE: cache})
@@ -301,7 +298,7 @@ def test_a_token_is_one_operator(device):
 
 
 def test_a_hook_sees_the_embeddings_of_a_token_once(device):
-    """Also holds if the layers are called."""
+    """A hook on the embeddings is called once per token, also if the layers are called."""
     model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
     model.backbone.layers[1].mixer.out_proj.register_forward_hook(lambda *_: None)
     seen = []

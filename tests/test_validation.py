@@ -63,7 +63,7 @@ PACKED = {
      ((2**40,), f"{2**40} behind 0")],
 )  # fmt: skip
 def test_boundaries_that_do_not_rise(name, bounds, got):
-    """On a CPU the host sees them and refuses them."""
+    """On a CPU the host sees such boundaries and refuses them."""
     with pytest.raises(RuntimeError) as caught:
         PACKED[name](cu_seqlens=torch.tensor(bounds))
     wanted = f"cu_seqlens must rise from 0 to at most seqlen = 6, got {got}"
@@ -114,8 +114,8 @@ def changed_calls(draw):
 @fresh(max_examples=400)
 @given(call=changed_calls())
 def test_random_calls_have_the_same_outcome_everywhere(call, device):
-    """Every way accepts a call, or every way refuses it with the same message, which begins with
-    the name of an argument."""
+    """All accept a call, or all refuse it with one message, which begins with an argument's
+    name."""
     is_complex, changes = call
     arguments = SCAN.call(device, is_complex=is_complex)
     for name, (shape, dtype) in changes.items():

@@ -139,8 +139,7 @@ def test_layouts_and_lists(device):
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_reference_walks_the_map(is_complex):
-    """It agrees with a walk of h from place to place: along rows, along columns, and both
-    backwards."""
+    """The reference is a walk of h from place to place: by rows, by columns, and both backwards."""
     x, delta, A, B, C, D, bias = make(torch.float64, is_complex)
     rows, columns = range(HEIGHT), range(WIDTH)
     walks = [[(i, j) for i in rows for j in columns], [(i, j) for j in columns for i in rows]]
