@@ -219,8 +219,8 @@ def test_autocast_casts_nothing(name, is_double, device, monkeypatch):
 
 # --- compiled and traced --------------------------------------------------------------------------
 
-# The other operators are composed of these ones' ops, and compiled autograd does not accept the
-# Python node of the cross scan.
+# The operators left out are composed of the ops of these, except the cross scan, whose Python node
+# compiled autograd does not accept.
 OF_OPS = [
     name
     for name in operator_calls.DIFFERENTIABLE

@@ -147,7 +147,7 @@ def test_more_elements_than_32_bits_count(what, layout, cuda_device):
     # Partial sums of dB and dC, one for each block that runs at a time.
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
     needed += 8 * elements["projections"] * min(dim // groups // 5, multiprocessors)
-    torch.cuda.empty_cache()  # makes the memory that earlier tests left free
+    torch.cuda.empty_cache()  # earlier tests may have left memory in the cache
     free, _ = torch.cuda.mem_get_info()
     if free < needed:
         pytest.skip(f"needs {needed >> 30} GiB of free GPU memory, there are {free >> 30}")

@@ -128,7 +128,7 @@ def test_a_channel_changes_no_bit_of_another_on_cuda(method, dtype, kind, cuda_d
 
 @pytest.mark.parametrize("method", METHODS)
 def test_another_row_of_the_batch_changes_no_bit(method, device):
-    """Holds for rows of few channels too, whose lanes are segments."""
+    """The lanes of rows of few channels are segments; these rows are independent, too."""
     for dim, seqlen in ((21, 70), (1, 700)):
         case = CASE.with_(method=method, batch=2, dim=dim, seqlen=seqlen)
         tensors = {name: value.to(device, copy=True) for name, value in make(case).tensors.items()}

@@ -19,8 +19,8 @@ NARROW = Case(batch=66, dim=48, groups=6, dstate=1, seqlen=72)
 
 def narrow_cases():
     yield from NARROW.each(dtype=FLOATS, dstate=(1, 2, 3, 5, 8))
-    # Rows aligned to 16, 8, 4 and 2 bytes, around multiples of a chunk. Those of 2 bytes come all
-    # at once.
+    # Rows aligned to 16, 8, 4 and 2 bytes, around multiples of a chunk. If they are aligned to 2
+    # bytes, all rows of a warp are loaded at once.
     lengths = (1, 8, 31, 32, 33, 49, 64, 65, 68, 70, 197)
     yield from NARROW.each(dtype=FLOATS, dstate=(1, 2, 8), seqlen=lengths)
     # Warps that are not full, one or two per group.

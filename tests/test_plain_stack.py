@@ -389,8 +389,8 @@ def test_compiled_code_calls_the_operator(kind):
 @pytest.mark.parametrize("steps", [1500, pytest.param(20_000, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_many_steps_do_not_drift(steps):
-    """After many single tokens the operator is as close to fp64 as the modules in fp32. Those take
-    many tokens at once, which gives states of the same accuracy, until the last tokens."""
+    """After many single tokens the operator is as close to fp64 as the modules in fp32. The
+    modules take 500 tokens at a time, whose states are as accurate, and the last ones singly."""
     model = model_of(depth=3)
     exact, called = through_modules(model), copy.deepcopy(model)
     for layer in called.layers:

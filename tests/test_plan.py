@@ -83,7 +83,7 @@ TABLE = [
         ("streamed", 96, 78),
     ),
     (Call(1, 256, 40000, 16, packed=True), ("streamed", 32, 146), ("streamed", 96, 78)),
-    # Cut by the one block that there is room for.
+    # At most 1024 segments: the block that cuts packed sequences has one thread for each.
     (Call(1, 32, 1000000, 16, packed=True), ("streamed", 32, 1011), ("streamed", 32, 1011)),
     (Call(1, 8192, 40000, 16, packed=True), ("streamed", 64, 1), ("streamed", 64, 1)),
     (Call(1, 8192, 1000, 16, packed=True), ("streamed", 64, 1), ("streamed", 64, 1)),
