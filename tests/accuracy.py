@@ -1,4 +1,4 @@
-"""How far results may be from exact ones, and what is wrong with them where they are farther."""
+"""Error measures and tolerances of results against exact ones, for the tests of all operators."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import torch
 
 @dataclass(frozen=True)
 class Error:
-    """How far `actual` is from `exact`, every figure relative."""
+    """The error of `actual` against `exact`; every figure is relative."""
 
     relative_l2: float
     max_abs: float  # relative to the largest entry
     cosine: float
-    bias: float  # signed: the part of the error along the exact value, a gain that is off
+    bias: float  # signed: the error's component along the exact value, i.e. a wrong gain
 
     @staticmethod
     def of(actual: torch.Tensor, exact: torch.Tensor) -> "Error":
@@ -40,9 +40,10 @@ class Error:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative L2 that arithmetic in the compute dtype may cost; single entries may be off by ten
-    times as much, relative to the largest. `rounding` is the unit roundoff of a result that is
-    stored in a narrower dtype, `tiny` what denormal numbers may be off by."""
+    """The relative L2 error that arithmetic in the compute dtype may cost. A single entry may be
+    off by ten times as much, relative to the largest entry. `rounding` is the unit roundoff of a
+    result stored in a narrower dtype, and `tiny` the absolute error that denormal numbers may
+    cause."""
 
     arithmetic: float
     rounding: float = 0.0
@@ -50,35 +51,36 @@ class Tolerance:
 
 
 def flushed(is_double: bool) -> float:
-    """What entries may be off by that denormal numbers led to, which a CPU's tasks take as 0."""
+    """Returns the error allowed for flushed denormals: the tasks of a CPU treat them as 0."""
     return 1000 * torch.finfo(torch.float64 if is_double else torch.float32).smallest_normal
 
 
 def tolerance(name: str, dtype: torch.dtype, is_double: bool, device: str = "cpu") -> Tolerance:
     arithmetic = 3e-7 if name in ("out", "last_state") else 1e-6
     if device == "cuda" and name in ("dB", "dC") and dtype == torch.bfloat16:
-        arithmetic = 2.0**-11  # tensor cores sum these over channels in tf32
+        arithmetic = 2.0**-11  # tensor cores sum dB and dC over channels in tf32
     if device == "cuda" and name == "dA" and not is_double and not dtype.is_complex:
-        arithmetic = 5e-6  # abar is up to 2e-8 too small on average, which a memory adds up
+        arithmetic = 5e-6  # abar is up to 2e-8 too small on average; long memories accumulate it
     if is_double:
         arithmetic *= 1e-7
     real = dtype.to_real() if dtype.is_complex else dtype
     info = torch.finfo(real)
     if real == (torch.float64 if is_double else torch.float32):
         return Tolerance(arithmetic, tiny=flushed(is_double))
-    # float16 alone keeps its denormal numbers, with half their spacing as the error.
+    # Only float16 keeps its denormals, with an error of half their spacing.
     tiny = info.smallest_normal * (info.eps / 2 if real == torch.float16 else 1)
     return Tolerance(arithmetic, info.eps / 2, tiny + flushed(is_double))
 
 
 def worst_error(results: list[dict], exact: dict, name: str) -> float:
-    """The largest relative L2 error of a result by that name."""
+    """Returns the largest relative L2 error of the result `name`."""
     return max(Error.of(r[name].to(exact[name].dtype), exact[name]).relative_l2 for r in results)
 
 
 def assert_accurate(name, value, exact: dict, allowed: float, rounding: float, plain) -> None:
-    """A result's relative L2 error is within `allowed`, where terms cancel within eight times that
-    of what `plain` solves, beside the rounding of the result itself."""
+    """Asserts that a result's relative L2 error is within `allowed` plus the rounding of the
+    result. If terms cancel, eight times the error of the results that `plain` computes is allowed
+    instead."""
     size = max(exact[name].norm().item(), 1e-300)
     is_double = value.dtype in (torch.float64, torch.complex128)
     rounding += flushed(is_double) * value.numel() ** 0.5 / size
@@ -94,10 +96,10 @@ def assert_same_bits(one: dict, *others: dict) -> None:
 
 
 def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
-    """What is wrong with a result, None if it is as accurate as it must be: within the tolerance,
-    or within eight times the error of the plain results. Where states grow, one rounding early in
-    the sequence can make up all of a sum's error, which then scatters that much between results
-    computed in different orders."""
+    """Returns what is wrong with a result, or None if it is within the tolerance or within eight
+    times the error of the plain results. If states grow, a single rounding early in the sequence
+    can cause all of a sum's error, which then varies that much between results computed in
+    different orders."""
     if actual.shape != exact.shape:
         return f"shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
     if exact.numel() == 0:
@@ -113,7 +115,7 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
 
     error = Error.of(actual, exact)
     magnitude = _magnitude(exact)
-    rounding = tol.rounding * magnitude + tol.tiny  # at most, per entry
+    rounding = tol.rounding * magnitude + tol.tiny  # upper bound per entry
     scale = magnitude.norm().item() or 1.0
     problems = []
     if error.relative_l2 > allowed_l2 + rounding.norm().item() / scale:
@@ -122,8 +124,8 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
     if excess.max() > 0:
         index = tuple(int(i) for i in (excess == excess.max()).nonzero()[0])
         problems.append(f"entry {index} is off by more than rounding allows")
-    # Rounding errors are independent, so along the exact value they nearly cancel; six standard
-    # deviations are allowed. Truncating instead of rounding does not pass.
+    # Rounding errors are independent, so their components along the exact value nearly cancel. Six
+    # standard deviations are allowed; truncation instead of rounding does not pass.
     spread = 6 * (rounding * magnitude).norm().item() / scale**2
     if abs(error.bias) > allowed_l2 + spread:
         problems.append(f"bias exceeds {allowed_l2 + spread:.3g}")
@@ -131,5 +133,5 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
 
 
 def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
-    """Absolute values; of a complex tensor, per component, since components round alone."""
+    """Returns absolute values, of complex tensors per component, since components round alone."""
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).abs()

@@ -1,4 +1,4 @@
-"""What the tests of every operator share: how a call is named, refused and compiled."""
+"""Helpers for the tests of every operator: test ids, refusals, fake tensors, compilation."""
 
 import dataclasses
 import itertools
@@ -13,19 +13,19 @@ COMPLEX = "complex64 or complex128"
 
 
 class Axes:
-    """Of frozen dataclasses whose defaults are the base case, of which tests change an axis at a
+    """A base of frozen dataclasses: their defaults are the base case, tests change an axis at a
     time."""
 
     def with_(self, **changes):
         return dataclasses.replace(self, **changes)
 
     def each(self, **values):
-        """A case for each combination of the values of axes."""
+        """Yields a case for each combination of the axes' values."""
         for combination in itertools.product(*values.values()):
             yield self.with_(**dict(zip(values, combination, strict=True)))
 
     def __str__(self) -> str:
-        """The axes that differ from the base case: what pytest prints as the test's id."""
+        """Returns the axes that differ from the base case, which pytest prints as the test's id."""
         changed = (
             f"{field.name}={self.short(value)}"
             for field in dataclasses.fields(self)
@@ -56,7 +56,7 @@ def fake(arguments: dict, mode: FakeTensorMode) -> dict:
 
 
 def compiled_with_graphs(function, dynamic=None):
-    """The function as compiled, and the list of the graphs that this takes."""
+    """Returns the compiled function and the list in which its graphs are collected."""
     torch._dynamo.reset()
     graphs = []
 
@@ -68,7 +68,8 @@ def compiled_with_graphs(function, dynamic=None):
 
 
 def assert_same_outcome(function, reference, arguments: dict, **tolerances) -> None:
-    """A call either works as the reference does, or both refuse it with the same sentence."""
+    """Asserts that a call works like the reference, or that both refuse it with the same
+    message."""
     outcomes = []
     for one in (reference, function):
         try:

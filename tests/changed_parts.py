@@ -1,5 +1,6 @@
-"""What stands in the place of a layer's parts, and what may happen to a model's modules, so that
-its weights alone no longer tell what it does, or are other ones."""
+"""Replacements of a layer's parts and changes of a model, for the tests that a layer runs what its
+modules compute. After each of them the weights that the model had no longer determine its
+output."""
 
 import copy
 import functools
@@ -18,7 +19,7 @@ from selective_scan import S6
 
 
 class OwnBias(nn.Module):
-    """Adds its own `.bias`, as linear layers of quantization packages do, and is no nn.Linear."""
+    """Adds its own `.bias` and is no nn.Linear, like linear layers of quantization packages."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class OwnBias(nn.Module):
 
 
 class NoBias(nn.Module):
-    """Has neither `.weight` nor `.bias`, and adds one all the same."""
+    """Adds a bias although it has neither `.weight` nor `.bias`."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class Unbiased(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A low-rank update beside a linear layer, which it holds, as packages for LoRA make it."""
+    """Adds a low-rank update to the linear layer that it wraps, like the packages for LoRA."""
 
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ def hooked(plain: nn.Module) -> nn.Module:
 
 
 class Doubled(nn.Module):
-    """A parametrization."""
+    """A parametrization that doubles a weight."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         return 2 * weight
@@ -97,11 +98,11 @@ class OtherNorm(nn.RMSNorm):
 
 
 class Change(NamedTuple):
-    """What happens to a model of two layers, each of which counts in its output."""
+    """A change of a two-layer model, each of whose layers contributes to the output."""
 
     make: Callable[[S6], object]
-    goes_through_modules: bool  # whether its few steps do then, which were one operator
-    norms: int = 3  # how many of its norms run by their op all the same where there are many steps
+    goes_through_modules: bool  # a call of few steps then no longer runs as one operator
+    norms: int = 3  # number of norms that still run by their op in a call of many steps
 
 
 def hook_of(name: str) -> Callable[[S6], object]:
@@ -113,13 +114,13 @@ def adapt(model: S6) -> None:
 
 
 def move(model: S6) -> None:
-    """As accelerate does it."""
+    """Replaces the forward method of a module, as accelerate does."""
     part = model.layers[1].out_proj
     part.forward = functools.partial(Scaled.forward, part)
 
 
 def compile_to_double(name: str) -> Callable[[S6], None]:
-    """Has a module compiled by a backend whose graphs give twice what they would."""
+    """Compiles a module with a backend whose graphs return twice the results."""
 
     def double(graph: torch.fx.GraphModule, _: list) -> Callable[..., list[torch.Tensor]]:
         return lambda *inputs: [2 * out for out in graph(*inputs)]
@@ -148,7 +149,7 @@ def set_data(name: str, function: Callable) -> Callable[[S6], None]:
 
 
 def turned(weight: torch.Tensor) -> torch.Tensor:
-    """The same memory, dtype and shape."""
+    """Returns a view of the same memory, dtype and shape with other strides."""
     return weight.as_strided(weight.shape, (1, weight.shape[0]))
 
 
@@ -170,7 +171,7 @@ def set_option(names: tuple[str, ...], option: str, value: object) -> Callable[[
 
 
 def take_bare_steps(model: S6) -> None:
-    """As long as they were: states would grow by negative ones, and rounding errors with them."""
+    """Keeps the lengths of steps: negative ones would let states and rounding errors grow."""
     for layer in model.layers:
         layer.dt_soft_plus = False
         layer.dt_proj.bias.copy_(F.softplus(layer.dt_proj.bias))
@@ -192,7 +193,7 @@ def set_values(model: S6) -> None:
 
 
 def replace_parameters(model: S6) -> None:
-    """Of a module, all at once, behind its back."""
+    """Replaces all parameters of a module at once, by its dict instead of its attributes."""
     part = model.layers[0].dt_proj
     part._parameters = {
         name: nn.Parameter(value.data + 1, requires_grad=False)

@@ -29,7 +29,8 @@ __global__ void write_words(uint32_t* words, int64_t count) {
   }
 }
 
-/// Warps pause at odd times, so that they drift apart as far as the ring lets them.
+/// Checks every word that the ring delivers. Warps pause at odd times, so that they drift apart as
+/// far as the ring allows.
 template <int kSlots>
 __global__ void read_words(const uint32_t* words, int chunk_words, int chunks, bool backwards,
                            unsigned long long* differences) {

@@ -1,4 +1,4 @@
-"""Shared fixtures: the device of a test, the seed of a run, the module that exposes the core."""
+"""Shared fixtures: devices, seeds, process groups, compiled modules that expose parts of csrc."""
 
 import os
 import re
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 SEED_VARIABLE = "SELECTIVE_SCAN_TEST_SEED"
-# Fresh data on every run; set before pytest-xdist starts its workers, which inherit it.
+# Fresh data on every run. Set before pytest-xdist starts its workers, which inherit it.
 os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
 
 
 def pytest_configure(config):
-    # Processes that share the processor have a thread each, they and the programs they start; a
-    # test of several threads takes `set_threads`.
+    # Processes that share the processor, and the programs they start, run one thread each. A test
+    # of several threads uses `set_threads`.
     if config.getoption("numprocesses", default=None):
         os.environ["OMP_NUM_THREADS"] = "1"
     config.addinivalue_line("markers", "cuda: needs a CUDA device and the CUDA library")
@@ -24,10 +24,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
-    """Has tests of a compiled module run by the process that compiles it, for others would wait.
+    """Groups the tests of each compiled module in one process, since others would wait for the
+    build.
 
-    Half of all tests are on CUDA. Where that cannot be tested they are left out here, since to skip
-    each as it is run takes a minute in all; pytest_terminal_summary() says so.
+    Half of all tests are on CUDA. If CUDA cannot be tested, they are deselected here, since
+    skipping them one by one takes a minute in all; pytest_terminal_summary() reports it.
     """
     for item in items:
         for name in {"core", "plan_bindings", "functions"} & set(item.fixturenames):
@@ -61,7 +62,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def why_no_cuda() -> str | None:
-    """Why CUDA cannot be tested here, None if it can."""
+    """Returns why CUDA cannot be tested here, or None if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device"
     from selective_scan import backends
@@ -72,23 +73,23 @@ def why_no_cuda() -> str | None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request) -> str:
-    """Every test that takes `device` runs on the CPU kernels and on the CUDA kernels.
+    """Runs every test that takes `device` on the CPU kernels and on the CUDA kernels.
 
-    A CUDA device may be missing, and then those are not collected; the CPU library is always built,
-    so its absence fails.
+    Without a CUDA device the CUDA tests are not collected. The CPU library is always built, so its
+    absence is a failure.
     """
     return request.param
 
 
 @pytest.fixture
 def cuda_device() -> str:
-    """For tests that make sense on CUDA alone."""
+    """For tests that only make sense on CUDA."""
     return "cuda"
 
 
 @pytest.fixture
 def step_kernel(request) -> None:
-    """Skips a test where the GPU that it runs on lacks the kernel of a step through layers."""
+    """Skips a test if its GPU lacks the kernel of a step through layers."""
     from gpu_kernels import skip_without_step
 
     for name in {"device", "cuda_device"} & set(request.fixturenames):
@@ -97,8 +98,8 @@ def step_kernel(request) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """What a GPU has too little shared memory for is refused there in words. None is refused on
-    Hopper."""
+    """Skips a test whose call is refused because the GPU has less shared memory than Hopper. On
+    Hopper no call is refused for that reason."""
     from gpu_kernels import has_less_shared_memory
 
     try:
@@ -112,8 +113,8 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def ranks(request, tmp_path_factory):
-    """Processes of a process group, on the CPU with gloo or each with a GPU with NCCL: four, or two
-    where there are fewer than four GPUs."""
+    """The processes of a process group, on the CPU by gloo or each with a GPU by NCCL. There are
+    four, or two if there are fewer than four GPUs."""
     from ranks import Ranks
 
     count = 4
@@ -141,7 +142,7 @@ def seeded(request):
 
 @pytest.fixture
 def compat_modules():
-    """selective_scan.compat's modules, whether or not the real packages are here."""
+    """Installs selective_scan.compat's modules, whether or not the real packages are installed."""
     from selective_scan import compat
 
     with compat.install(force=True, raw=True) as handle:
@@ -150,7 +151,7 @@ def compat_modules():
 
 @pytest.fixture
 def set_threads():
-    """torch.set_num_threads, until the end of the test."""
+    """torch.set_num_threads, with the number restored after the test."""
     count = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(count)
@@ -158,8 +159,8 @@ def set_threads():
 
 @pytest.fixture
 def check_threads(set_threads):
-    """Asserts that what a function of no arguments gives by name, on a CPU, has the same bits with
-    any number of threads."""
+    """Asserts that the named results of a function without arguments have the same bits on a CPU
+    with any number of threads."""
     from problem import assert_same_bits
 
     def check(results, counts=(1, 2, 5)):
@@ -174,8 +175,8 @@ def check_threads(set_threads):
 
 @pytest.fixture(scope="session")
 def bindings_folder(request, tmp_path_factory) -> Path:
-    """Where compiled test modules are kept: in pytest's cache, unless that is switched off. All
-    processes of a run have the same."""
+    """The folder of compiled test modules: in pytest's cache, or in a temporary folder if the cache
+    is off. All processes of a run share it."""
     if cache := getattr(request.config, "cache", None):
         return Path(cache.mkdir("bindings"))
     base = tmp_path_factory.getbasetemp()
@@ -189,13 +190,13 @@ def core(bindings_folder):
     """The scalar core of csrc/core as a Python module, compiled once per version of the sources."""
     import core_build
 
-    # Tests call it for few numbers, so optimising it would take longer than it saves.
+    # Tests call it for few numbers, so optimization would take longer than it saves.
     return core_build.load(bindings_folder, flags=("-O0",))
 
 
 @pytest.fixture(scope="session")
 def plan_bindings(bindings_folder):
-    """The plans of CUDA calls, as plan_bindings.cpp has them."""
+    """The plans of CUDA calls, as exposed by plan_bindings.cpp."""
     from plan_calls import load_bindings
 
     return load_bindings(bindings_folder)

@@ -1,5 +1,5 @@
-// The scalar core of csrc/core for the test suite, over arrays of numbers. Each function exists for
-// float and double, real and complex, chosen by the dtype of the array it is given.
+// Exposes the scalar core of csrc/core to the test suite, elementwise over arrays. Each function
+// exists for float and double, real and complex, selected by the dtype of its arrays.
 
 #include <pybind11/complex.h>
 #include <pybind11/numpy.h>
@@ -22,7 +22,7 @@ namespace py = pybind11;
 namespace selective_scan {
 namespace {
 
-// What numpy holds for a T.
+// The element type of a numpy array of T.
 template <class T>
 struct Numpy {
   using type = T;
@@ -54,7 +54,7 @@ numpy_t<T> to_numpy(T value) {
   }
 }
 
-/// function(x) for every entry.
+/// Returns function(x) for every entry.
 template <class T, class Result, class Function>
 Array<Result> map(const Array<T>& x, const Function& function) {
   Array<Result> result(x.size());
@@ -71,7 +71,7 @@ Method parse_method(const std::string& name) {
   throw std::invalid_argument(name);
 }
 
-/// Calls visit with the method and, as a template argument, the one whose formula it has:
+/// Calls visit with the method and, as a template argument, with the method whose formula it uses:
 /// "series:poly" is poly by the formula that takes its coefficients at run time.
 template <class Visit>
 void with_method(const std::string& name, const Visit& visit) {
@@ -146,7 +146,7 @@ std::pair<Array<real_t<T>>, Array<T>> step_gradient(const std::string& name,
   return {ddelta, dA};
 }
 
-/// What the formulas ask of a policy for scans that prepare their poles.
+/// A policy with the members that the formulas require for scans that prepare their poles.
 struct PreparedMath : StandardMath {
   template <class T>
   struct ExactHoldStep {
@@ -174,7 +174,7 @@ struct PreparedMath : StandardMath {
   }
 };
 
-/// What ExactIncrements asks for.
+/// A policy with the members that ExactIncrements requires.
 struct IncrementMath : StandardMath {
   template <class T>
   struct Constants {
@@ -182,7 +182,7 @@ struct IncrementMath : StandardMath {
     T inverse;
   };
 
-  /// A pole of 0 becomes one that is 0 to every number.
+  /// Replaces a pole of 0 by one small enough to act as 0.
   template <class T>
   static Constants<T> exact_hold_constants(T A) {
     if (norm(A) == 0) A = constant<T>(1e-30) * one<T>();
@@ -195,7 +195,7 @@ struct IncrementMath : StandardMath {
   }
 };
 
-/// Formula F with nothing but its value and derivatives, the rest being derived.
+/// Formula F reduced to its value and derivatives; every other form is the derived one.
 template <class F>
 struct Derived : StepForms<Derived<F>> {
   static constexpr bool kAbarIsExponential = F::kAbarIsExponential;
@@ -240,8 +240,8 @@ py::dict results_of(const Array<T>& stepped, const Array<T>& advanced, const Arr
   return result;
 }
 
-/// A step from h with the input u·B, by F's step() and by its advance(), and from the gradient g of
-/// the state behind it those of h, B, Δ, A and u.
+/// Takes a step from h with the input u·B, by F's step() and by its advance(), and computes from g,
+/// the gradient of the state after it, the gradients of h, B, Δ, A and u.
 template <class F, class T>
 py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
                    const Array<T>& B, const Array<T>& h, const Array<T>& g, Method method) {
@@ -274,7 +274,7 @@ py::dict take_step(const Array<real_t<T>>& delta, const Array<real_t<T>>& u, con
   return results_of<T>(stepped, advanced, dh, dB, dA, ddelta, du);
 }
 
-/// The same by ExactIncrements.
+/// Takes the same step by ExactIncrements.
 template <class T>
 py::dict take_increments(const Array<real_t<T>>& delta, const Array<real_t<T>>& u,
                          const Array<T>& A, const Array<T>& B, const Array<T>& h,
@@ -306,8 +306,8 @@ py::dict take_increments(const Array<real_t<T>>& delta, const Array<real_t<T>>& 
   return results_of<T>(stepped, advanced, dh, dB, dA, ddelta, du);
 }
 
-/// By a formula's own forms ("own"), by those derived for it ("derived"), of which one that takes
-/// coefficients has none, or by "increments".
+/// Takes a step by a formula's own forms ("own"), by those derived for it ("derived"; a formula
+/// that takes coefficients has none), or by ExactIncrements ("increments").
 template <class T>
 py::dict step_forms(const std::string& name, const std::string& forms,
                     const Array<real_t<T>>& delta, const Array<real_t<T>>& u, const Array<T>& A,
@@ -326,7 +326,7 @@ py::dict step_forms(const std::string& name, const std::string& forms,
   return result;
 }
 
-/// What exists for real and complex numbers.
+/// Defines the functions of real and complex numbers.
 template <class T>
 void define_common(py::module_& m) {
   const auto x = py::arg("x").noconvert();
@@ -347,7 +347,7 @@ void define_common(py::module_& m) {
         py::arg("g").noconvert());
 }
 
-/// What exists for real numbers.
+/// Defines the functions of real numbers only.
 template <class R>
 void define_real(py::module_& m) {
   const auto x = py::arg("x").noconvert();

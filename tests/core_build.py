@@ -1,4 +1,4 @@
-"""Compiles the modules that expose parts of csrc to Python, and imports them."""
+"""Compiles the pybind11 modules that expose parts of csrc to the tests, and imports them."""
 
 import hashlib
 import importlib.util
@@ -25,10 +25,10 @@ def load(
     flags: Sequence[str] = (),
     sources: Sequence[str] = (),
 ) -> ModuleType:
-    """The module of `name`.cpp, which includes the headers of these folders of csrc and is compiled
-    together with these `sources` of csrc.
+    """Returns the module of `name`.cpp, compiled together with these `sources` of csrc. It is built
+    again when a header in these folders of csrc changes.
 
-    The first of several test processes builds it, and the others wait.
+    The first of several test processes builds it; the others wait.
     """
     compiled = [TESTS / f"{name}.cpp", *(CSRC / source for source in sources)]
     read = [*compiled, Path(__file__)]
@@ -42,7 +42,7 @@ def load(
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=cache) as folder:
                 os.replace(_compile(name, compiled, flags, Path(folder)), library)
-    # A name of its own: pybind11 hands out the module that it has already made for a name.
+    # A unique name, since pybind11 returns the existing module for a name it has already seen.
     spec = importlib.util.spec_from_file_location(f"{library.stem}.{name}", library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,7 @@
-"""Mamba layers of several directions in plain PyTorch, one step at a time, with flips."""
+"""Mamba layers of several directions in plain PyTorch: one step at a time, with explicit flips.
+
+The tests of compat's directed functions and layers compare with them.
+"""
 
 from collections.abc import Callable
 
@@ -12,9 +15,9 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, tor
 def assert_near(
     actual: list[Tensor], solve: Callable[[float], list[Tensor]], dtype: torch.dtype
 ) -> None:
-    """Results are what `solve` gives in double precision, up to a part of the greatest value; or,
-    where terms cancel, up to eight times what it gives of inputs that are off by roundings of
-    `dtype`, relative errors of the size that it is handed."""
+    """Asserts that results match those of `solve` in double precision, up to a fraction of the
+    largest value. If terms cancel, the bound is eight times the change of `solve`'s results when
+    its inputs have relative errors of the size it is given, here roundings of `dtype`."""
     expected, nudged = solve(0.0), None
     for i, (result, exact) in enumerate(zip(actual, expected, strict=True)):
         assert result.shape == exact.shape
@@ -29,7 +32,7 @@ def assert_near(
 
 
 def nudge(tensor: Tensor, size: float) -> Tensor:
-    """A leaf in double precision, off by relative errors of this size."""
+    """Returns a leaf in double precision with random relative errors of this size."""
     wide = torch.promote_types(tensor.dtype, torch.float64)
     tensor = tensor.detach().to(wide)
     return (tensor * (1 + size * torch.randn_like(tensor.real))).requires_grad_()
@@ -51,7 +54,7 @@ def plain_rows(
     C_proj_bias: Tensor | None = None,
     delta_softplus: bool = True,
 ) -> Tensor:
-    """What an out_proj takes, (batch, seqlen, dim)."""
+    """Returns the input of the output projection, (batch, seqlen, dim)."""
     x, z = xz.chunk(2, dim=1)
     dim, _, width = conv1d_weight.shape
     x = F.silu(F.conv1d(F.pad(x, (width - 1, 0)), conv1d_weight, conv1d_bias, groups=dim))
@@ -93,7 +96,7 @@ def plain_rows(
 
 
 def plain_layer(layer: torch.nn.Module, hidden: Tensor, bimamba_type: str) -> Tensor:
-    """By the parameters alone, which have the names of the forks' checkpoints."""
+    """Computes a layer from its parameters alone, named as in the forks' checkpoints."""
     weights = dict(layer.named_parameters())
     xz = F.linear(hidden, weights["in_proj.weight"], weights.get("in_proj.bias")).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""The scalar functions of the operator in many digits, by mpmath."""
+"""The scalar functions of the operator in 50 digits, by mpmath: the truth for the core's tests."""
 
 import mpmath
 import numpy as np
@@ -7,7 +7,7 @@ mpmath.mp.dps = 50
 
 
 def number(value):
-    """An mpmath number of exactly this value."""
+    """Returns an mpmath number of exactly this value."""
     if np.iscomplexobj(value):
         return mpmath.mpc(float(value.real), float(value.imag))
     return mpmath.mpf(float(value))
@@ -18,13 +18,13 @@ def phi1(x):
 
 
 def phi1_derivative(x):
-    if abs(x) < 1e-6:  # where the quotient loses too many digits
+    if abs(x) < 1e-6:  # the quotient would lose too many digits
         return mpmath.fsum((k + 1) * x**k / mpmath.factorial(k + 2) for k in range(12))
     return (mpmath.exp(x) * (x - 1) + 1) / x**2
 
 
 def phi1_terms(count):
-    """The first terms of phi1's series."""
+    """Returns the sum of the first terms of phi1's series, as a function of x."""
 
     def b(x):
         return mpmath.fsum(x**k / mpmath.factorial(k + 1) for k in range(count))
@@ -32,7 +32,7 @@ def phi1_terms(count):
     return b
 
 
-# a(x) and b(x) of abar = a(delta * A) and bbar = delta * b(delta * A)
+# a(x) and b(x), for abar = a(delta * A) and bbar = delta * b(delta * A)
 FORMULAS = {
     "zoh": (mpmath.exp, phi1_terms(1)),
     "foh": (mpmath.exp, phi1),
@@ -49,7 +49,7 @@ def coefficients(method, delta, A):
 
 
 def derivatives(method, delta, A):
-    """Of abar by delta and A, then of bbar by delta and A."""
+    """Returns the derivatives of abar by delta and A, then those of bbar by delta and A."""
     x = delta * A
     a, b = FORMULAS[method]
     a_slope, b_slope = mpmath.diff(a, x), mpmath.diff(b, x)
@@ -57,8 +57,8 @@ def derivatives(method, delta, A):
 
 
 def ulps(actual, exact):
-    """Distance in units of the last place of the exact value: where complex, the distance of the
-    worse component in units of the last place of the modulus."""
+    """Returns the distances in units of the last place of the exact value. For a complex value it
+    is the distance of the worse component, in units of the last place of the modulus."""
     precision = np.finfo(actual.dtype)
     result = []
     for got, want in zip(actual, exact, strict=True):

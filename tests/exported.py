@@ -1,4 +1,4 @@
-"""Programs of ONNX that onnxruntime runs."""
+"""Exports models to ONNX and runs them by onnxruntime, for the tests of selective_scan.onnx."""
 
 import functools
 import warnings
@@ -16,13 +16,13 @@ from selective_scan.onnx import export
 
 OPSETS = (27, 18)
 
-# At each export PyTorch asks this of 500 functions, and onnxscript parses the source of each anew,
-# which takes a second in all.
+# At each export PyTorch reads this property of 500 functions, and onnxscript parses the source of
+# each one again, which takes a second in all.
 TracedOnnxFunction.function_ir = property(functools.cache(TracedOnnxFunction.function_ir.fget))
 
 
 class Call(nn.Module):
-    """A function as the module that PyTorch wants."""
+    """Wraps a function in the module that PyTorch's exporter expects."""
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class Call(nn.Module):
 
 
 class Program:
-    """What onnxruntime makes of a model, called as it is."""
+    """A model exported to ONNX and run by onnxruntime. It is called like the model."""
 
     def __init__(self, model, args, path: Path, *, opset: int, dynamic=None, **names) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch's own
+            warnings.simplefilter("ignore")  # PyTorch's own warnings
             export(model, args, path, dynamic=dynamic, opset=opset, **names)
         onnx.checker.check_model(path, full_check=True)
         self.model = onnx.load(path)
@@ -56,7 +56,7 @@ class Program:
 
     @property
     def operators(self) -> Counter[str]:
-        """How many of each are in the graph and in the bodies of its loops."""
+        """Counts the operators in the graph and in the bodies of its loops."""
         found, graphs = Counter(), [self.model.graph]
         while graphs:
             for node in graphs.pop().node:

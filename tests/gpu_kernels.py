@@ -1,17 +1,17 @@
-"""What the CUDA library has kernels for on the GPU at hand, as it says itself."""
+"""The kernels that the CUDA library has for the present GPU, as the library itself reports."""
 
 import functools
 
 import pytest
 import torch
 
-# Of a block, in bytes; so much suffices for every call.
+# The bytes of a block on Hopper, which suffice for every call.
 HOPPER_SHARED_BYTES = 232448
 
 
 @functools.cache
 def facts() -> dict[str, str]:
-    """Of the first GPU, as its plans know them."""
+    """Returns the facts of the first GPU that its plans use."""
     text = torch.ops.selective_scan.cuda_device_facts(0)
     return dict(fact.split("=") for fact in text.split())
 
@@ -22,7 +22,7 @@ def skip_without_path(path: str) -> None:
 
 
 def has_step() -> bool:
-    """Whether the GPU has the kernel of a step through layers."""
+    """Returns whether the GPU has the kernel of a step through layers."""
     sizes = {"layers": 1, "d_model": 32, "d_inner": 64, "dstate": 16, "dt_rank": 2}
     sizes |= {"width": 4, "vocabulary": 0}
     return torch.ops.selective_scan.cuda_step_workspace_bytes(0, 4, 1, *sizes.values()) >= 0

@@ -1,4 +1,4 @@
-"""CUDA graphs of what tests call."""
+"""Captures test calls in CUDA graphs."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,9 @@ import torch
 
 
 def capture(step: Callable[[], tuple], **options: object) -> tuple[torch.cuda.CUDAGraph, tuple]:
-    """A graph of a step, and the results that its replays write; the first steps, which choose and
-    allocate, are not captured. Options are torch.cuda.graph's."""
+    """Returns a graph of a step, and the results that its replays write. Two steps run before the
+    capture, since the first ones choose kernels and allocate. The options are
+    torch.cuda.graph's."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""How calls that change states in place are compared with their references."""
+"""Compares calls that change states in place with their references."""
 
 import torch
 
@@ -6,7 +6,7 @@ from accuracy import Error
 
 
 def in_float64(value):
-    """A tensor of numbers on the CPU in fp64; all else as it is."""
+    """Returns a tensor of numbers on the CPU in fp64, and any other value as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach().cpu()
@@ -16,7 +16,8 @@ def in_float64(value):
 
 
 def in_float32(value):
-    """A tensor of numbers on the CPU in fp32, or in fp64 as it is; all else as it is."""
+    """Returns a tensor of numbers on the CPU in fp32 or, if it was, fp64; other values as they
+    are."""
     wide = in_float64(value)
     if wide is value or value.dtype == wide.dtype:
         return wide
@@ -24,10 +25,10 @@ def in_float32(value):
 
 
 def check_in_place(function, reference, arguments: dict, states: str, arithmetic: float):
-    """Asserts that a call is within `arithmetic` and one rounding of the reference in fp64, by the
-    relative L2 error of its result and of the argument `states`, or within four times the error of
-    the reference in fp32, where terms cancel; and that slots which the reference leaves alone keep
-    their bits. Returns the result, and which slots these are."""
+    """Asserts that a call agrees with the reference in fp64: the relative L2 errors of its result
+    and of the argument `states` are within `arithmetic` and one rounding, or, if terms cancel,
+    within four times the error of the reference in fp32. Slots that the reference leaves alone must
+    keep their bits. Returns the result and a mask of these slots."""
     before = arguments[states].clone()
     exact = {name: in_float64(value) for name, value in arguments.items()}
     plain = {name: in_float32(value) for name, value in arguments.items()}

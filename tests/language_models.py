@@ -1,4 +1,4 @@
-"""mamba_ssm's language model in plain PyTorch, and weights as published checkpoints have them."""
+"""mamba_ssm's language model in plain PyTorch, and random weights shaped like its checkpoints."""
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ PARTS = {
 
 
 def published_config() -> dict:
-    """The keys that a checkpoint's configuration of version 1 has."""
+    """Returns the configuration of a checkpoint of version 1, with all keys that it has."""
     return {
         "d_model": DIM,
         "n_layer": LAYERS,
@@ -36,7 +36,7 @@ def published_config() -> dict:
 
 
 def published_weights() -> dict[str, torch.Tensor]:
-    """Random weights under the names and in the shapes of a checkpoint."""
+    """Returns random weights with the names and shapes of a checkpoint."""
     shapes = {"backbone.embedding.weight": (PADDED, DIM), "backbone.norm_f.weight": (DIM,)}
     for layer in range(LAYERS):
         shapes |= {f"backbone.layers.{layer}.{name}": shape for name, shape in PARTS.items()}
@@ -45,7 +45,7 @@ def published_weights() -> dict[str, torch.Tensor]:
 
 
 def reference_logits(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-    """The logits in float64, by the weights' names alone: with MLPs and biases where they are."""
+    """Computes logits in float64 from the named weights alone, with MLPs and biases if present."""
     weights = {name: weight.double() for name, weight in weights.items()}
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -77,8 +77,8 @@ def reference_logits(weights: dict[str, torch.Tensor], tokens: torch.Tensor) -> 
 
 
 def make_model(device="cpu", dtype=None, weights=None, **options) -> nn.Module:
-    """A model of compat by its import paths, which must be installed; options are of its
-    configuration."""
+    """Creates a model by compat's import paths, which must be installed. The options are those of
+    its configuration."""
     from mamba_ssm.models.config_mamba import MambaConfig
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 

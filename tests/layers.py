@@ -1,4 +1,4 @@
-"""Layers written out from their parameters alone, by a recurrence in plain PyTorch."""
+"""Layers computed from their parameters alone, by a recurrence in plain PyTorch."""
 
 import copy
 import io
@@ -13,7 +13,7 @@ from selective_scan._discretization import DISCRETIZATIONS
 
 
 def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """By each way that Python and PyTorch have to copy a module or to save one whole."""
+    """Returns a copy by each way of Python and PyTorch to copy a module or to save a whole one."""
     torch.save(module, file := io.BytesIO())
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
@@ -21,13 +21,13 @@ def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative, in the Euclidean norm."""
+    """Returns the relative error in the Euclidean norm."""
     actual, expected = actual.double(), expected.double()
     return ((actual - expected).norm() / expected.norm()).item()
 
 
 def by_steps(mamba: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torch.Tensor, tuple]:
-    """What mamba_ssm's layer gives of a prompt and of each step behind it, and its states then."""
+    """Returns mamba_ssm's outputs for a prompt and each later step, and the final states."""
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     parts = [mamba(x[:, :prompt], inference_params=params)]
     for params.seqlen_offset in range(prompt, x.shape[1]):
@@ -37,13 +37,13 @@ def by_steps(mamba: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torc
 
 
 def turned(rows: torch.Tensor) -> torch.Tensor:
-    """Pairs of channels as complex numbers."""
+    """Returns pairs of channels as complex numbers."""
     return torch.complex(rows[..., ::2], rows[..., 1::2])
 
 
 def recurrence(x, delta, A, B, C, mix, turns, method) -> torch.Tensor:
-    """y of (batch, seqlen, ...) tensors, by states that are turned at each step, and that take a
-    share of the input of the step before."""
+    """Returns y for (batch, seqlen, ...) tensors. At each step the states are rotated by `turns`,
+    and take a share of the previous step's input if there is a `mix`."""
     batch, seqlen, dim = x.shape
     if turns is not None:
         B, C = turned(B), turned(C)
@@ -69,7 +69,7 @@ def recurrence(x, delta, A, B, C, mix, turns, method) -> torch.Tensor:
 
 
 def by_definition(model: S6, x: torch.Tensor) -> torch.Tensor:
-    """What a stack of layers of any kind computes."""
+    """Computes a stack of layers of any kind from its definition."""
     for layer in model.layers:
         p = dict(layer.named_parameters())
         method, rotary, dstate = layer.discretization_method, layer.rotary, layer.d_state

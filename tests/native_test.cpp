@@ -1,8 +1,8 @@
-// Tests of csrc/core and csrc/cpu without Python and PyTorch, for machines that have neither: they
-// are cross-compiled and run under an emulator (tools/cross_test.sh).
+// Tests csrc/core and csrc/cpu without Python and PyTorch, for machines that have neither:
+// tools/cross_test.sh cross-compiles the program and runs it under an emulator.
 //
-// The vector functions are compared with long double, the scans with plain loops in double written
-// here, gradients with central differences of these loops.
+// The vector functions are compared with long double, the scans with plain loops in double below,
+// and gradients with central differences of these loops.
 
 #include <cmath>
 #include <complex>
@@ -56,7 +56,7 @@ double uniform(double low, double high) {
 
 // --- vector functions ----------------------------------------------------------------------------
 
-/// Distance in units of the last place of the exact value.
+/// Returns the distance in units of the last place of the exact value.
 template <class T>
 long double ulps(T actual, long double exact) {
   constexpr int kDigits = std::numeric_limits<T>::digits;
@@ -66,10 +66,10 @@ long double ulps(T actual, long double exact) {
   return std::fabs(actual - exact) / std::ldexp(1.0L, std::max(exponent, kLowest) - kDigits);
 }
 
-/// sin(x + quarters·π/2) for x up to some thousands. The angle is reduced here, since a C library
-/// may leave that to the x87 (mingw-w64's does), whose π has 66 bits.
+/// Returns sin(x + quarters·π/2) for x up to some thousands. The angle is reduced here, since a C
+/// library may leave the reduction to the x87 (mingw-w64's does), whose π has 66 bits.
 long double sine(long double x, int quarters) {
-  // π/2; multiples of the first part are exact.
+  // π/2 in two parts; multiples of the first are exact.
   constexpr long double kHigh = 0x1.921fb544p+0L, kLow = 0x4.2d18469898cc51701b839a2p-36L;
   const long double count = std::round(x / kHigh);
   const long double rest = x - count * kHigh - count * kLow;
@@ -146,7 +146,7 @@ void test_functions() {
   expect(VectorMath::sigmoid(R(infinity)).lane(0) == 1, "sigmoid(inf)");
 }
 
-/// What a binary16 stands for, by its parts.
+/// Decodes a binary16 from its exponent and mantissa.
 float value_of(Half half) {
   const int exponent = (half.bits >> 10) & 31, mantissa = half.bits & 1023;
   const double magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
@@ -158,8 +158,8 @@ float value_of(BFloat16 value) {
   return bit_cast<float>(uint32_t{value.bits} << 16);
 }
 
-/// Vectors convert 16-bit elements as the scalar functions do, all patterns and random floats, and
-/// these as what the patterns stand for.
+/// Vectors convert 16-bit elements as the scalar functions do, for all bit patterns and random
+/// floats, and the scalar functions return the values that the patterns encode.
 template <class Element>
 void test_conversions(const std::string& name) {
   using R = Vec<float, Baseline>;
@@ -197,7 +197,7 @@ struct Shape {
   int64_t batch, groups, dim, dstate, seqlen;
 };
 
-/// All arrays of a problem as components, in double.
+/// The arrays of a problem by name, in double; a complex number is two components.
 using Arrays = std::map<std::string, std::vector<double>>;
 
 struct Problem {
@@ -205,12 +205,12 @@ struct Problem {
   Method method;
   bool is_complex;
   Arrays inputs;      // u, delta, z, A, B, C, D, delta_bias, initial_state
-  Arrays cotangents;  // dout, dlast_state
+  Arrays cotangents;  // of out, last_state
 
   int64_t components() const { return is_complex ? 2 : 1; }
 };
 
-/// Values that every type of a test represents.
+/// Draws values that float represents exactly.
 std::vector<double> draw(int64_t count, double low, double high) {
   std::vector<double> values(count);
   for (double& value : values) value = static_cast<float>(uniform(low, high));
@@ -240,7 +240,7 @@ Problem make_problem(const Shape& shape, Method method, bool is_complex) {
 
 using Number = std::complex<double>;
 
-/// abar and bbar by the scalar core, which tests/test_core.py compares with mpmath.
+/// Returns abar and bbar by the scalar core, which tests/test_core.py compares with mpmath.
 Coefficients<Number> discretize(Method method, double delta, Number A) {
   using T = Complex<double>;
   const auto pole = make_pole<StandardMath>(T{A.real(), A.imag()});
@@ -255,7 +255,7 @@ Coefficients<Number> discretize(Method method, double delta, Number A) {
   return {{value.abar.re, value.abar.im}, {value.bbar.re, value.bbar.im}};
 }
 
-/// out and last_state, by loops.
+/// Computes out and last_state by plain loops.
 Arrays plain_scan(const Problem& problem, const Arrays& inputs) {
   const Shape& shape = problem.shape;
   const auto number = [&](const char* name, int64_t index) {
@@ -307,7 +307,7 @@ double dot(const Arrays& a, const Arrays& b) {
   return sum;
 }
 
-/// Three workers, one after the other: what matters is which task runs where.
+/// Returns a pool whose workers run one after the other: only the assignment of tasks matters here.
 cpu::ThreadPool pool_of(int threads) {
   return {[](int64_t count, void (*task)(int64_t, int64_t, void*), void* context) {
             for (int64_t i = 0; i < count; ++i) task(i, i + 1, context);
@@ -317,7 +317,7 @@ cpu::ThreadPool pool_of(int threads) {
 
 // --- denormal numbers ----------------------------------------------------------------------------
 
-/// Whether this thread's arithmetic takes denormal results and operands as 0.
+/// Returns whether this thread's arithmetic treats denormal results and operands as 0.
 template <class T>
 bool flushes() {
   using Limits = std::numeric_limits<T>;
@@ -334,7 +334,7 @@ bool flushes() {
   return flushes<float>();
 }
 
-/// Tasks flush, and their callers do what they did, also after an exception.
+/// Tasks flush denormals and leave the mode of their caller unchanged, also after an exception.
 void test_mode(const std::string& text) {
   const bool before = flushes();
   const auto stays = [&](const char* what) {
@@ -370,7 +370,7 @@ void test_denormals() {
   test_conversions<BFloat16>("bfloat16, flushing");
 }
 
-/// The kernels on arrays of T (u, delta, z and out of Element).
+/// The kernels on arrays of T; u, delta, z and out are of Element.
 template <class T, class Element>
 struct KernelRun {
   std::map<std::string, std::vector<T>> arrays;
@@ -401,7 +401,7 @@ struct KernelRun {
   static DType dtype_of(const Half*) { return DType::kFloat16; }
   static DType dtype_of(const BFloat16*) { return DType::kBFloat16; }
 
-  /// The view of an array, made as large as `like`.
+  /// Returns a view of an array, which it resizes to the size of `like`.
   ArrayView view(const std::string& name, const std::string& like) {
     const Shape& shape = problem.shape;
     const int64_t components = problem.components();
@@ -460,7 +460,7 @@ struct KernelRun {
     params.states = states.data();
   }
 
-  /// Outputs, and gradients under the names of their inputs with a d before.
+  /// Returns the outputs, and the gradients under the names of their inputs prefixed with d.
   Arrays run(int threads) {
     const cpu::ThreadPool pool = pool_of(threads);
     ForwardParams forward;
@@ -510,8 +510,8 @@ double relative_l2(const std::vector<double>& actual, const std::vector<double>&
   return std::sqrt(difference / size);
 }
 
-/// The change of the loss along a random direction of one input, from the plain loops and from the
-/// kernels' gradient.
+/// Compares the change of the loss along a random direction of one input, by the plain loops, with
+/// the kernels' gradient.
 void test_gradient(const Problem& problem, const Arrays& results, const std::string& name,
                    const std::string& text) {
   Arrays direction{{name, draw(problem.inputs.at(name).size(), -1, 1)}};
@@ -552,7 +552,7 @@ void test_scan(const Shape& shape, Method method, bool is_complex) {
   expect(KernelRun<float, float>(problem).run(3) == single, text + ": with three threads");
 }
 
-/// Inputs so small that nothing of them is left.
+/// Denormal inputs are treated as 0, so that the results are exactly 0.
 void test_denormal_scan() {
   const Shape shape{2, 2, 14, 6, 45};
   Problem problem = make_problem(shape, static_cast<Method>(0), false);
@@ -580,7 +580,7 @@ int run_all(uint64_t seed) {
   test_conversions<Half>("float16");
   test_conversions<BFloat16>("bfloat16");
   test_denormals();
-  // Lanes are channels in the first, segments of the sequences in the second.
+  // In the first shape lanes are channels, in the second they are segments of the sequences.
   for (const Shape& shape : {Shape{2, 2, 14, 6, 45}, Shape{2, 2, 4, 5, 301}}) {
     for (int method = 0; method < kNumMethods; ++method) {
       for (const bool is_complex : {false, true}) {

@@ -1,4 +1,4 @@
-"""Calls of ops, and what torch.library.opcheck and torch.autograd.gradcheck say of calls."""
+"""Helpers for tests with opcheck and gradcheck, and a recorder of the ops that are called."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ THOROUGH = (*QUICK, "test_aot_dispatch_dynamic")  # compares results
 
 
 def needs_pytorch(version: str, reason: str):
-    """What an older PyTorch cannot do by itself."""
+    """Skips a test of something that an older PyTorch cannot do by itself."""
     return pytest.mark.skipif(torch.__version__ < version, reason=f"PyTorch {version}: {reason}")
 
 
 class Ops(TorchDispatchMode):
-    """Notes which of the library's ops are called."""
+    """Records which of the library's ops are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,20 +27,21 @@ class Ops(TorchDispatchMode):
 
 
 def opcheck_forward(op, arguments, tests=THOROUGH):
-    """Results are compared where no states are saved: nobody writes the padding at their end."""
+    """Checks a forward op. Results are compared only without saved states, since the padding at the
+    end of the states is never written."""
     torch.library.opcheck(op, (*arguments, False), test_utils=tests)
     torch.library.opcheck(op, (*arguments, True), test_utils=QUICK)
 
 
 def in_order(op, arguments: dict) -> tuple:
-    """Arguments of an op by name, in its order; what is not there is as by default, or None."""
+    """Returns an op's named arguments in its order; a missing one has its default or is None."""
     parameters = op.default._schema.arguments
     return tuple(arguments.get(it.name, it.default_value) for it in parameters)
 
 
 def gradcheck(function, tensors: dict, nondet_tol: float = 0.0, **options) -> None:
-    """The gradients of a function of tensors by name, some of which may be None, are those of
-    finite differences; they are the same in every run but for `nondet_tol`."""
+    """Asserts that the gradients of a function of named tensors, some of which may be None, match
+    finite differences and are the same on every run, up to `nondet_tol`."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def call(*values: torch.Tensor):

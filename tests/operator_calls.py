@@ -1,4 +1,4 @@
-"""A call of every operator, small, for tests of what PyTorch does with all of them."""
+"""A small call of every operator, for the tests of PyTorch's transforms, compilers and checks."""
 
 import inspect
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class _Random:
         return self.normal(BATCH, DIM, self.seqlen)
 
     def bounds(self) -> torch.Tensor:
-        """Of three packed sequences, one without steps, that fit into any length."""
+        """Returns bounds of three packed sequences, one without steps, that fit any length."""
         return torch.tensor([2, 20, 20, 31], device=self.device)
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -245,7 +245,7 @@ def _layer_without_projection(random: _Random) -> Call:
     return function, [*inputs, A, D]
 
 
-# With a derivative.
+# Operators with a derivative.
 DIFFERENTIABLE: dict[str, Callable[[_Random], Call]] = {
     "scan": _scan,
     "scan of everything": _scan_of_everything,
@@ -272,8 +272,9 @@ DIFFERENTIABLE: dict[str, Callable[[_Random], Call]] = {
 
 @dataclass(frozen=True)
 class InPlace:
-    """An operator that changes states in place. `make` gives a call's arguments by name; `slots`
-    are the indices of states, of which the first are those of the rows of `x`."""
+    """An operator that changes states in place. `make` returns a call's arguments by name; `slots`
+    names the arguments with indices of states, first the one that has an index for each row of
+    `x`."""
 
     function: Callable
     reference: Callable
@@ -282,7 +283,7 @@ class InPlace:
     x: str
     states: str
     slots: tuple[str, ...]
-    small: dict  # what is changed of a call for the tests of what PyTorch does
+    small: dict  # changes of a case that make it small
 
     @property
     def takes_out(self) -> bool:
@@ -292,7 +293,7 @@ class InPlace:
         return arguments | {"out": torch.zeros_like(arguments[self.x])}
 
     def op_arguments(self, arguments: dict) -> tuple:
-        """In order. The op of a stack takes its lists one by one."""
+        """Returns the op's arguments in order; a stack's op takes its lists separately."""
         stack = arguments.get("stack")
         return in_order(self.op, arguments if stack is None else arguments | stack._asdict())
 
@@ -355,7 +356,7 @@ IN_PLACE = [
 
 
 def in_place(name: str, device: str) -> tuple[InPlace, dict]:
-    """One of `IN_PLACE`, and a call's arguments by name."""
+    """Returns one of `IN_PLACE` and a call's arguments by name."""
     operator = OPERATORS_IN_PLACE[name.removesuffix(INTO_A_TENSOR)]
     if operator.function is s6_step:
         skip_without_step(device)
@@ -364,7 +365,7 @@ def in_place(name: str, device: str) -> tuple[InPlace, dict]:
 
 
 def _of_tensors(function: Callable, arguments: dict) -> Call:
-    """A call that takes the tensors among its arguments, wherever they are, one by one."""
+    """Returns a call whose arguments are the tensors found anywhere among `arguments`."""
     leaves, spec = tree_flatten(arguments)
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
 
@@ -377,7 +378,7 @@ def _of_tensors(function: Callable, arguments: dict) -> Call:
 
 
 def make(name: str, device: str, seqlen: int = 70) -> Call:
-    """A function and its arguments, all of them tensors."""
+    """Returns a function and its arguments, all of them tensors."""
     if name in DIFFERENTIABLE:
         return DIFFERENTIABLE[name](_Random(name, device, seqlen))
     operator, arguments = in_place(name, device)

@@ -1,8 +1,8 @@
-"""The selective scan for float64 oracles: what selective_scan_ref computes, ten times as fast.
+"""The selective scan for float64 oracles: computes selective_scan_ref ten times as fast.
 
-All steps are discretized at once, and the recurrence, the only loop over time, is differentiated by
-its adjoint instead of operation by operation. It knows nothing of the kernels; test_oracle.py
-compares it with selective_scan_ref.
+All steps are discretized at once. The recurrence, the only loop over time, is differentiated by its
+adjoint instead of operation by operation. Nothing is shared with the kernels; test_oracle.py
+compares this module with selective_scan_ref.
 """
 
 import torch
@@ -13,7 +13,8 @@ from selective_scan._discretization import DISCRETIZATIONS
 
 
 class Recurrence(torch.autograd.Function):
-    """h[t] = a[t]·h[t-1] + b[t] along dimension 0; returns h from h[-1] on, one step longer."""
+    """h[t] = a[t]·h[t-1] + b[t] along dimension 0. Returns h from h[-1] on, one step longer than
+    b."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor, initial: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def scan(
     discretization_method: str,
     reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """out and last_state in the inputs' precision, which is the same for all of them."""
+    """Returns out and last_state in the precision that all inputs share."""
     _, dim, seqlen = u.shape
     if delta_bias is not None:
         delta = delta + delta_bias[:, None]
@@ -59,7 +60,7 @@ def scan(
         delta = F.softplus(delta, threshold=20)
     B, C = (_complete(projection, A, dim, seqlen) for projection in (B, C))
     input_delta = delta if input_delta is None else input_delta
-    # Each (seqlen or 1, ...).
+    # Each has the shape (seqlen or 1, ...).
     steps = [tensor.movedim(-1, 0) for tensor in (u, delta, input_delta, B, C)]
     if reverse:
         steps = [tensor.flip(0) for tensor in steps]
@@ -82,7 +83,7 @@ def scan(
 
 
 def _complete(projection: Tensor, A: Tensor, dim: int, seqlen: int) -> Tensor:
-    """B or C of every kind as (batch or 1, dim, dstate, seqlen or 1)."""
+    """Returns B or C of any kind as (batch or 1, dim, dstate, seqlen or 1)."""
     if projection.dim() == 2:
         return projection[None, ..., None]
     if A.is_complex() and not projection.is_complex():  # (re, im) interleaved along time

@@ -1,8 +1,8 @@
-"""Calls every function without memory for its results; test_out_of_memory.py starts it.
+"""Calls every function without memory for its results; test_out_of_memory.py runs this program.
 
     out_of_memory.py cpu|cuda
 
-A process of its own, for the limits are those of a process.
+It is a process of its own because the memory limits apply to a whole process.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from selective_scan import (
     selective_state_update,
 )
 
-BATCH, DIM, SEQLEN, DSTATE = 2, 64, 40960, 2  # 20 MiB a sequence
-SLACK = 2**24  # less than a sequence takes
+BATCH, DIM, SEQLEN, DSTATE = 2, 64, 40960, 2  # 20 MiB per sequence
+SLACK = 2**24  # less than one sequence takes
 WORDS = {"cpu": "can't allocate memory", "cuda": "CUDA out of memory"}
 TYPES = {"cpu": RuntimeError, "cuda": torch.OutOfMemoryError}
 device = sys.argv[1]
@@ -47,7 +47,7 @@ def limit_of_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     taken = []
-    for size in (SLACK, SLACK // 8):  # what lies free beside tensors, and then between them
+    for size in (SLACK, SLACK // 8):  # free blocks first, then the gaps between tensors
         with contextlib.suppress(torch.OutOfMemoryError):
             while True:
                 taken.append(torch.empty(size, dtype=torch.uint8, device=device))
@@ -78,7 +78,7 @@ def assert_fails(function, kind):
 
 
 def assert_goes_on(function, leaves, kind):
-    """Forward and backward fail as they should, and what comes next is as if nothing had been."""
+    """Asserts that forward and backward fail as they should, and that later calls work."""
     for leaf in leaves:
         leaf.requires_grad_()
     out = function()
@@ -98,10 +98,11 @@ def assert_goes_on(function, leaves, kind):
 
 
 def check(name, function, leaves, kind=TYPES[device]):
-    """No tensor is kept either: whoever catches the error may want the memory."""
+    """Runs a check and asserts that no tensor is kept: whoever catches the error may need the
+    memory."""
     alive = tensors_alive()
     assert_goes_on(function, leaves, kind)
-    until = time.monotonic() + 5  # autograd's thread may yet have to let go of a pass that failed
+    until = time.monotonic() + 5  # autograd's thread may still have to release a failed pass
     while tensors_alive() != alive and time.monotonic() < until:
         time.sleep(0.01)
     assert tensors_alive() == alive, name
@@ -109,7 +110,7 @@ def check(name, function, leaves, kind=TYPES[device]):
 
 
 def main():
-    gc.disable()  # what it frees in the middle of a call would be memory that the call finds
+    gc.disable()  # memory that it frees during a call would be available to the call
     u, delta, z = (torch.randn(BATCH, DIM, SEQLEN, device=device) for _ in range(3))
     steps = torch.rand(BATCH, DIM, SEQLEN, device=device) * 0.1
     A = -torch.rand(DIM, DSTATE, device=device) - 0.5

@@ -1,4 +1,4 @@
-"""Cases of the selective scan for CUDA kernels that take particular shapes."""
+"""Cases of the selective scan that vary one axis, for CUDA paths that take particular shapes."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ FLOATS = DTYPES[:3]
 
 
 def optional(base: Case) -> Iterator[Case]:
-    """Without each of what a call may lack, and for a loss of one output alone."""
+    """Yields cases without each of the optional inputs, and for losses of one output only."""
     for name in ("D", "z", "delta_bias", "initial_state"):
         yield base.with_(**{name: False})
     yield from base.each(cotangents=(("out",), ("last_state",)))
 
 
 def one_axis(base: Case) -> Iterator[Case]:
-    """Every method, and what is optional."""
+    """Yields a case for every method, and those of optional()."""
     yield from base.each(method=METHODS)
     yield from optional(base)
     yield base.with_(delta_softplus=False, method="bilinear")

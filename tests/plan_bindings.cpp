@@ -1,4 +1,4 @@
-// The plans of csrc/cuda/plan for the test suite: what a call of given sizes and layout would run.
+// Exposes the plans of csrc/cuda/plan to the test suite: what a call of a given layout would run.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,7 +24,7 @@ namespace selective_scan {
 namespace {
 
 /// A call as the tests describe it. Arrays begin at multiples of 256 bytes and are as dense as
-/// `channel_last` and `padding` let them.
+/// `channel_last` and `padding` allow.
 struct Call {
   int64_t batch = 1;
   int64_t dim = 1;
@@ -33,21 +33,21 @@ struct Call {
   int64_t groups = 1;
   std::string method = "zoh";
   std::string dtype = "bfloat16";
-  std::string projection_dtype;  // of B and C; empty: dtype
+  std::string projection_dtype;  // of B and C; if empty, dtype
   bool is_complex = false;
   std::string B = "variable";  // or constant
   std::string C = "variable";
   bool channel_last = false;
   bool reverse = false;
-  bool mixed = false;  // delta of another dtype
+  bool mixed = false;  // delta has another dtype
   bool z = true;
-  int64_t padding = 0;  // elements behind every row
+  int64_t padding = 0;  // elements after every row
   bool packed = false;  // sequences
   bool input_delta = false;
-  bool state_alone = false;         // the initial state's gradient is the only one
-  bool map_alone = false;           // neither out nor states are wanted
-  bool wider_rows = false;          // of z, B, C and their gradients, which are halves of them
-  std::vector<std::string> turned;  // arrays that do not lie as `channel_last` says
+  bool state_alone = false;         // only the initial state's gradient is computed
+  bool map_alone = false;           // neither out nor states are computed
+  bool wider_rows = false;          // z, B, C and their gradients are half rows
+  std::vector<std::string> turned;  // arrays laid out opposite to `channel_last`
 
   static DType dtype_of(const std::string& name) {
     if (name == "float64") return DType::kFloat64;
@@ -64,12 +64,12 @@ struct Call {
   }
 };
 
-/// Addresses that nobody reads.
+/// Returns an address that is never read.
 void* address() {
   return reinterpret_cast<void*>(uintptr_t{1} << 40);
 }
 
-/// An array (batch, row, step) of `rows` rows, the last ones of `times` as many.
+/// Returns a view (batch, row, step) of the last `rows` rows of an array that has `times` as many.
 ArrayView make_view(const Call& call, const std::string& name, DType dtype, int64_t rows,
                     int64_t times = 1) {
   const bool is_turned =
@@ -150,7 +150,7 @@ BackwardParams make_backward(const Call& call) {
   return params;
 }
 
-// How a plan divides the channels of a group and the steps of a sequence among blocks.
+// Describes how a plan divides a group's channels and a sequence's steps among blocks.
 
 struct Division {
   int64_t tile_channels;
@@ -171,7 +171,7 @@ Division divide(const cuda::prompt::ForwardPlan& plan) {
 template <class Scratch>
 Division divide(const cuda::floor::Plan<Scratch>& plan) {
   Division division = of_geometry(plan.geometry);
-  if (division.segment_steps == 0) division.segments = 1;  // packed sequences are dealt out whole
+  if (division.segment_steps == 0) division.segments = 1;  // packed sequences are not divided
   return division;
 }
 template <class Scratch>
@@ -192,7 +192,7 @@ Division divide(const cuda::streamed::BackwardPlan& plan) {
   return of_geometry(plan.geometry);
 }
 
-/// How the streamed kernels' lanes divide rows, and of each array what lies together.
+/// Adds how the streamed kernels' lanes divide rows, and along what each array is read in vectors.
 template <class Plan>
 void describe_rows(const Plan& plan, py::dict& result) {
   if constexpr (requires { plan.map; }) {
@@ -261,7 +261,7 @@ py::dict plan_backward(const Call& call, const cuda::Device& device,
   return describe(cuda::plan_scan(make_backward(call), device, find_path(wanted)), call.seqlen);
 }
 
-/// How a call is arranged, None if it runs as it is.
+/// Returns how a call is arranged in slices or copies, None if it runs as it is.
 template <class Params, class Plan>
 py::object describe_slices(const Params& params, const cuda::Device& device, const Plan& plan) {
   auto arrangement = cuda::arrange_states(params, device);
@@ -301,8 +301,8 @@ py::object backward_slices(const Call& call, const cuda::Device& device) {
   return describe_slices(params, device, cuda::plan_scan(params, device));
 }
 
-/// An update of as many steps as the call has, its groups being heads. `padding` lies behind the
-/// states of every channel.
+/// Returns an update of `seqlen` steps whose groups are heads. `padding` follows the states of
+/// every channel.
 UpdateParams make_update(const Call& call, const std::string& state_dtype) {
   UpdateParams params;
   params.batch = params.slots = call.batch;
@@ -369,7 +369,7 @@ py::dict plan_update(const Call& call, const std::string& state_dtype) {
   return result;
 }
 
-/// Of a convolution: its sizes and layout are those of the call's u.
+/// Returns the plan of a convolution with the sizes and layout of the call's u.
 py::dict plan_conv(const Call& call, const cuda::Device& device, int64_t width, bool is_backward) {
   using namespace cuda::conv;
   ConvBackwardParams params;
@@ -400,7 +400,7 @@ py::dict plan_conv(const Call& call, const cuda::Device& device, int64_t width, 
   return result;
 }
 
-/// A token's step: its plan, or why there is none.
+/// Returns the plan of a token's step, or why there is none.
 py::object plan_step(const cuda::Device& device, const std::string& dtype, int64_t rows,
                      int64_t layers, int64_t dim, int64_t vocabulary, int64_t inner, int64_t dstate,
                      int64_t rank) {
@@ -434,7 +434,7 @@ py::object plan_step(const cuda::Device& device, const std::string& dtype, int64
   return result;
 }
 
-/// What the segments of packed sequences in chunks begin with, and how many chunks there are.
+/// Returns the first chunk of each segment of packed sequences, then the number of chunks.
 std::vector<int> cut_packed(const std::vector<int64_t>& boundaries, bool reversed, int64_t segments,
                             int64_t segment_chunks, int64_t uncut_chunks, bool backwards) {
   const auto count = static_cast<int64_t>(boundaries.size()) - 1;

@@ -1,4 +1,4 @@
-"""Calls as the plans of csrc/cuda/plan know them, and the plans made of them. No GPU is needed."""
+"""Calls as the plans of csrc/cuda/plan see them, and the plans for them. No GPU is needed."""
 
 from dataclasses import asdict, dataclass
 from types import ModuleType
@@ -14,7 +14,7 @@ PLAN_SOURCES = sorted(
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes and layout of a call, as in plan_bindings.cpp."""
+    """The sizes and layout of a call, as in plan_bindings.cpp."""
 
     batch: int
     dim: int
@@ -23,7 +23,7 @@ class Call:
     groups: int = 1
     method: str = "zoh"
     dtype: str = "bfloat16"
-    projection_dtype: str = ""  # of B and C; "": dtype
+    projection_dtype: str = ""  # of B and C; if empty, dtype
     complex: bool = False
     B: str = "variable"  # or constant
     C: str = "variable"
@@ -70,8 +70,8 @@ def fill(target, values):
 
 @dataclass(frozen=True)
 class Planner:
-    """planner("forward" or "backward", call, device=H200, wanted=None) → the plan as a dict, or,
-    with slices=True, how the call is arranged."""
+    """Plans calls: planner("forward" or "backward", call, device=H200, wanted=None) returns the
+    plan as a dict or, with slices=True, how the call is arranged in slices or copies."""
 
     bindings: ModuleType
 
@@ -83,7 +83,7 @@ class Planner:
 
 
 def random_call(generator):
-    """A call of any sizes and layout, the commonest of them often."""
+    """Returns a call of random sizes and layout; common values are drawn often."""
     choose = generator.choice
     batch = choose([1, 1, 2, 3, 8, 64, 1000])
     groups = choose([1, 1, 1, 2, 3])

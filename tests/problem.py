@@ -1,5 +1,5 @@
-"""Problems for the operator: a `Case` describes one, `make` draws its data, `run` solves it, and
-`check` compares what a backend gives, outputs and gradients, with the reference in float64."""
+"""Problems for the selective scan: a `Case` describes one, `make` draws its data, `run` solves it,
+and `check` compares a backend's outputs and gradients with the reference in float64."""
 
 import functools
 import itertools
@@ -18,9 +18,10 @@ from selective_scan._discretization import DISCRETIZATIONS
 
 METHODS = tuple(DISCRETIZATIONS)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# In the order of the ops, and of their gradients.
+# In the order of the ops' arguments and of their gradients.
 TENSORS = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state", "input_delta")
-# What B and C may look like. "shared" is (batch, N, seqlen), "grouped" (batch, groups, N, seqlen).
+# The kinds of B and C. "shared" is (batch, N, seqlen), "grouped" (batch, groups, N, seqlen),
+# "packed" complex numbers interleaved in real tensors.
 REAL_KINDS = ("constant", "shared", "grouped")
 COMPLEX_KINDS = ("constant", "shared", "grouped", "packed", "packed_grouped")
 LAYOUTS = ("contiguous", "channel_last", "dim_first", "sliced", "offset", "expanded")
@@ -28,7 +29,7 @@ LAYOUTS = ("contiguous", "channel_last", "dim_first", "sliced", "offset", "expan
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One problem; the defaults are the base case, of which tests change an axis at a time."""
+    """One problem. The defaults are the base case, and tests change one axis at a time."""
 
     batch: int = 2
     dim: int = 6
@@ -52,17 +53,17 @@ class Case(Axes):
     delta_softplus: bool = True
     initial_state: bool = True
     reverse: bool = False
-    cu_seqlens: tuple[int, ...] | None = None  # of a batch of 1
-    input_delta: torch.dtype | None = None  # None: the input has no steps of its own
+    cu_seqlens: tuple[int, ...] | None = None  # needs a batch of 1
+    input_delta: torch.dtype | None = None  # None: the input has no separate steps
     layout: str = "contiguous"
     layout_of: tuple[str, ...] = TENSORS  # which tensors have that layout
     cotangents: tuple[str, ...] = ("out", "last_state")  # outputs that the loss depends on
     decay: float = 1.0  # scales A: small for slow memories
-    step_shift: float = 0.0  # of delta before softplus: negative for small steps
+    step_shift: float = 0.0  # added to delta before softplus: negative for small steps
 
     @property
     def data(self) -> "Case":
-        """The case whose values this one has: layouts move values, and expansion repeats some."""
+        """The case with the same values: layouts only move values, but expansion repeats some."""
         if self.layout == "expanded":
             return self
         return self.with_(layout="contiguous", layout_of=TENSORS)
@@ -86,14 +87,14 @@ class Problem:
 
 
 def generator(name: object) -> torch.Generator:
-    """Random numbers that depend on the run's seed and on `name` alone."""
+    """Returns a generator that depends only on the run's seed and on `name`."""
     text = f"{os.environ['SELECTIVE_SCAN_TEST_SEED']}/{name}"
     return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
 
 class Draws:
-    """Random tensors on the CPU, in float64 where no dtype is given, that depend on the run's seed
-    and on a name alone."""
+    """Random tensors on the CPU, by default float64, that depend only on the run's seed and a
+    name."""
 
     def __init__(self, name: object) -> None:
         self.generator = generator(name)
@@ -108,7 +109,7 @@ class Draws:
 
 
 def make(case: Case) -> Problem:
-    """Data of moderate size, on the CPU, contiguous; poles are stable, steps positive."""
+    """Draws contiguous data of moderate size on the CPU, with stable poles and positive steps."""
     return _make(case.data)
 
 
@@ -135,7 +136,7 @@ def _make(case: Case) -> Problem:
     A = -case.decay * uniform(0.2, 2.0, case.dim, case.dstate)
     if case.complex:
         A = torch.complex(A, case.decay * uniform(-3.0, 3.0, case.dim, case.dstate))
-    # The raw step is shifted such that softplus gives steps of the same size as without it.
+    # The raw step is shifted such that softplus gives steps of about the size used without it.
     if case.delta_softplus:
         delta = normal(*sequence) + (case.step_shift - 1.0)
     else:
@@ -199,7 +200,7 @@ def counterpart(dtype: torch.dtype, is_complex: bool) -> torch.dtype:
 
 
 def expand_one_dim(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Stride 0 along dimension `index` (modulo the rank), so that tensors differ in which it is."""
+    """Gives dimension `index` (modulo the rank) a stride of 0, so that it differs among tensors."""
     if tensor.numel() == 0:
         return tensor
     return tensor.narrow(index % tensor.dim(), 0, 1).expand(tensor.shape)
@@ -208,8 +209,8 @@ def expand_one_dim(tensor: torch.Tensor, index: int) -> torch.Tensor:
 def laid_out(
     tensors: dict, layout: str, device: str, vectors: bool = True, requires_grad: bool = True
 ) -> dict:
-    """Tensors by name, some of which may be None, as leaves of a layout on a device; without
-    `vectors` those of one dimension stay as they are."""
+    """Returns named tensors, some of which may be None, as leaves with a layout on a device.
+    Without `vectors`, tensors of one dimension stay as they are."""
     made = {}
     for index, (name, tensor) in enumerate(tensors.items()):
         if tensor is not None:
@@ -221,14 +222,14 @@ def laid_out(
 
 
 def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
-    """The same values, laid out otherwise in memory."""
+    """Returns the same values in another memory layout."""
     rank = tensor.dim()
     if layout == "contiguous" or (rank < 2 and layout in ("channel_last", "dim_first")):
         return tensor.contiguous()
-    if layout == "channel_last":  # steps before channels or states; transposed where rank is 2
+    if layout == "channel_last":  # steps before channels or states; for rank 2, transposed
         to = min(1, rank - 2)
         return tensor.movedim(-1, to).contiguous().movedim(to, -1)
-    if layout == "wider_rows":  # channel-last, the second half of every row
+    if layout == "wider_rows":  # channel-last, in the second half of every row
         to = min(1, rank - 2)
         rows = tensor.movedim(-1, to)
         wide = rows.new_empty(*rows.shape[:-1], 2 * rows.shape[-1])
@@ -246,7 +247,7 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
         return view.copy_(tensor)
     if layout == "offset":  # a data pointer aligned to one element only
         return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
-    if layout == "padded_rows":  # rows that are aligned, however long
+    if layout == "padded_rows":  # rows of any length begin at aligned addresses
         wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] + -tensor.shape[-1] % 8)
         return wide[..., : tensor.shape[-1]].copy_(tensor)
     if layout == "expanded":
@@ -255,7 +256,7 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
 
 
 def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    """The case's tensors as leaves that require grad, on `device` and in the case's layout."""
+    """Returns the case's tensors as leaves that require grad, on `device`, in the case's layout."""
     inputs = {}
     for index, (name, value) in enumerate(make(case).tensors.items()):
         if value is not None:
@@ -266,7 +267,7 @@ def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
 
 
 def detached(inputs: dict) -> dict:
-    """The same tensors, without gradients."""
+    """Returns the same tensors, detached from the graph."""
     return {name: None if value is None else value.detach() for name, value in inputs.items()}
 
 
@@ -279,13 +280,13 @@ def options_on(case: Case, device: str | torch.device) -> dict:
 
 
 def op_arguments(case: Case, inputs: dict) -> tuple:
-    """What both ops take, without gradients."""
+    """Returns the arguments that the forward and the backward op share, without gradients."""
     given = detached(inputs) | options_on(case, inputs["u"].device)
     return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:
-    """Gradients of the inputs that are there, named "du", "ddelta" and so on."""
+    """Returns the gradients of the inputs that are not None, named "du", "ddelta" and so on."""
     present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
     gradients = torch.autograd.grad(
         [outputs[name] for name in cotangents],
@@ -297,7 +298,7 @@ def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, to
 
 
 def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, torch.Tensor]:
-    """Outputs and gradients of a backend."""
+    """Returns the outputs and gradients of a backend."""
     problem = make(case)
     inputs = inputs_on(case, device)
     out, last_state = selective_scan_fn(
@@ -309,7 +310,7 @@ def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, tor
 
 
 def reference(case: Case) -> dict[str, torch.Tensor]:
-    """Outputs and gradients in float64 from the same, already rounded, inputs: the truth."""
+    """Returns exact outputs and gradients, computed in float64 from the same, rounded inputs."""
     return _reference(case.data)
 
 
@@ -319,8 +320,8 @@ def _reference(case: Case) -> dict[str, torch.Tensor]:
 
 
 def moved(tensors: dict, dtype: torch.dtype, nudge: int = 0) -> dict:
-    """The tensors in `dtype`, as leaves on the CPU that require grad. `nudge` seeds a random move
-    of every value by up to one rounding error of `dtype`; 0 moves none."""
+    """Returns the tensors in `dtype`, as leaves on the CPU that require grad. A nonzero `nudge`
+    seeds a random change of every value by up to one rounding error of `dtype`."""
     random = generator(f"nudge {nudge}")
 
     def move(tensor):
@@ -334,11 +335,11 @@ def moved(tensors: dict, dtype: torch.dtype, nudge: int = 0) -> dict:
 
 
 def plain_solutions(solve, tensors: dict, is_double: bool = False, count: int = 4) -> list:
-    """What `solve`, in plain arithmetic, makes of the tensors in the precision of the kernels, and
-    of tensors within a rounding error of them.
+    """Returns what `solve`, in plain arithmetic, computes from the tensors in the precision of the
+    kernels, and from tensors within a rounding error of them.
 
-    Where terms cancel, in a gradient summed over batch and steps for example, one result may be
-    accurate by chance; several show how well conditioned the problem is.
+    If terms cancel, for example in a gradient summed over batch and steps, a single result may be
+    accurate by chance. Several results show how well conditioned the problem is.
     """
     dtype = torch.float64 if is_double else torch.float32
     return [solve(moved(tensors, dtype, nudge)) for nudge in range(count)]
@@ -351,7 +352,7 @@ def plain_results(case: Case, count: int = 4) -> list[dict[str, torch.Tensor]]:
 
 
 def _solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
-    """Outputs and gradients of plain loops over time, in the dtype of the inputs."""
+    """Computes outputs and gradients by plain loops over time, in the dtype of the inputs."""
     problem = make(case)
     dtype = inputs["u"].dtype
     out, last_state = scan_sequences(oracle.scan, inputs, dict(problem.options))
@@ -364,7 +365,7 @@ def _solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
 
 
 def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """`scan` of packed sequences one by one, which are to be the same; out is 0 between them."""
+    """Applies `scan` to packed sequences one by one; out is 0 outside of them."""
     cu_seqlens = options.pop("cu_seqlens", None)
     if cu_seqlens is None:
         return scan(**inputs, **options)
@@ -387,14 +388,14 @@ def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, tor
 
 
 def check(case: Case, device: str = "cpu", backend: str = "auto") -> None:
-    """Runs the case and asserts that every output and gradient is as accurate as it must be."""
+    """Runs a case and asserts that every output and gradient is as accurate as required."""
     check_results(case, run(case, device, backend), device, backend)
 
 
 def check_results(
     case: Case, actual: dict, device: str = "cpu", backend: str = "auto", names=None
 ) -> None:
-    """Asserts that what `run` gave, or something else by these names, is so; or only some of it."""
+    """Asserts that results named as run() names them are accurate, or only those in `names`."""
     exact = reference(case)
     if names is not None:
         exact = {name: exact[name] for name in names}
@@ -405,8 +406,8 @@ def check_results(
 def check_against(
     exact: dict, plain, case: Case, inputs: dict, actual: dict, device: str, backend: str = "auto"
 ) -> None:
-    """Asserts that results are as exact ones are, or as several that `plain` gives of as many
-    nudged inputs."""
+    """Asserts that results match the exact ones, within a tolerance that is widened by the errors
+    of `plain(count)`, the plain results of nudged inputs."""
     failures = []
     for name, expected in exact.items():
         value = actual[name]
@@ -420,7 +421,7 @@ def check_against(
         tol = tolerance(name, value.dtype, case.is_double, device)
         reason = complaint(value, expected, tol)
         if reason:
-            # Four may all be accurate by chance where each is one number.
+            # If the result is a single number, four of them may all be accurate by chance.
             count = 12 if expected.numel() == 1 else 4
             reason = complaint(value, expected, tol, [result[name] for result in plain(count)])
         if reason:
@@ -431,7 +432,7 @@ def check_against(
 
 
 def check_repeatable(case: Case, device: str) -> dict[str, torch.Tensor]:
-    """Asserts that runs agree bit by bit, and returns what they give."""
+    """Asserts that runs agree bit by bit, and returns their results."""
     first = run(case, device)
     assert_same_bits(first, *(run(case, device) for _ in range(3)))
     return first

@@ -1,7 +1,7 @@
-"""Programs that tests run, each in a process of its own.
+"""Runs programs for tests, each in its own process.
 
-The processes are copies of one that has imported what takes seconds to import. It has not imported
-selective_scan, which is to be the one that the tests have.
+The processes are forked from one that has imported the packages whose import takes seconds. It has
+not imported selective_scan, so that a program imports the one under test.
 """
 
 import multiprocessing
@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-# No program runs longer than this. It is a lot since all of a busy machine's tests may run at the
-# same time.
+# The longest that a program may run. It is generous because all tests of a busy machine may run at
+# the same time.
 LIMIT_SECONDS = 300
 PRELOADED = ("matplotlib.pyplot", "torch._dynamo", "torch.distributed.fsdp")
 PRELOADED += ("torch.testing._internal.optests",)
 
 
 def copies() -> ForkServerContext:
-    """Whose processes have imported PRELOADED."""
+    """Returns the context whose processes have already imported PRELOADED."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
@@ -31,7 +31,7 @@ def copies() -> ForkServerContext:
 def run(
     script: Path, *arguments: object, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a script as `python script arguments` would be run."""
+    """Runs a script as `python script arguments` would."""
     command = [str(script), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]

@@ -1,4 +1,4 @@
-"""Property tests whose examples are drawn by the run's seed."""
+"""Seeds hypothesis: property tests whose examples depend on the run's seed."""
 
 import os
 
@@ -6,7 +6,7 @@ import hypothesis
 
 
 def fresh(**options):
-    """A property test on data that depend on the run's seed, without a deadline."""
+    """Decorates a property test whose data depend on the run's seed, without a deadline."""
 
     def decorate(test):
         test = hypothesis.settings(

@@ -1,6 +1,6 @@
-"""How published models call mamba_ssm: the calls alone, written anew.
+"""The calls that published models make to mamba_ssm, rewritten without the rest of the models.
 
-Each model takes the function it calls, so that a test may hand it the reference.
+Each model takes the function that it calls, so that a test can pass the reference instead.
 """
 
 import torch
@@ -23,7 +23,7 @@ class Direction(nn.Module):
 
 
 class Vim(nn.Module):
-    """A sequence of patches is mixed from both ends, by mamba_inner_fn on xz and on its flip."""
+    """Mixes a sequence of patches from both ends, by mamba_inner_fn on xz and on its flip."""
 
     def __init__(self, mamba_inner):
         super().__init__()
@@ -50,15 +50,15 @@ class Vim(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """image is (batch, DIM, height, width), as for all models here."""
+        """Mixes an image of (batch, DIM, height, width), which all models here take."""
         xz = self.in_proj(image.flatten(2).transpose(1, 2)).transpose(1, 2)
         there = self._one_way(self.there, xz)
         return there + self._one_way(self.back, xz.flip([-1])).flip([1])
 
 
 class VideoMamba(Vim):
-    """Vim's mixer over a class token and the patches of all frames, the rows of the image, each
-    frame with an embedding of its time."""
+    """Vim's mixer over a class token and the patches of all frames. The rows of the image stand for
+    frames, each of which has an embedding of its time."""
 
     def __init__(self, mamba_inner):
         super().__init__(mamba_inner)
@@ -72,7 +72,7 @@ class VideoMamba(Vim):
 
 
 class VMamba(nn.Module):
-    """A cross scan: four walks over the image, which are four groups of B and C in one call."""
+    """A cross scan: four walks over the image, passed as four groups of B and C in one call."""
 
     def __init__(self, selective_scan):
         super().__init__()
@@ -107,7 +107,7 @@ class VMamba(nn.Module):
 
 
 class MambaVision(nn.Module):
-    """Half of the channels are scanned, half pass by; the convolutions look both ways."""
+    """Scans half of the channels and passes the other half by; the convolutions look both ways."""
 
     def __init__(self, selective_scan):
         super().__init__()
@@ -149,7 +149,7 @@ class MambaVision(nn.Module):
 
 
 class Caduceus(nn.Module):
-    """Two layers, one for each direction, which share the projections at their ends."""
+    """Two layers, one for each direction, which share their input and output projections."""
 
     def __init__(self, mamba):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Processes of a process group, for tests: started once, they run what they are sent."""
+"""Process groups for tests: processes that are started once and run the functions sent to them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ import torch.distributed as dist
 
 from programs import copies
 
-# No test waits longer than this, for the processes to start or for what a call returns. It is a lot
-# since all of a busy machine's tests may run at the same time.
+# The longest that a test waits for the processes to start or for the result of a call. It is
+# generous because all tests of a busy machine may run at the same time.
 LIMIT_SECONDS = 240
 
 
 class Ranks:
     """A process for each of `count` ranks.
 
-    They share a folder for their rendezvous, so that there is no port that could be taken. Every
-    rank makes the groups of the first 1, 2, ... `count` ranks; what makes other groups must run on
-    all of them. Where a call fails the processes end, and the next one starts others.
+    The processes meet through a shared folder, so that no port can be taken. Every rank creates the
+    groups of the first 1, 2, ... `count` ranks; a function that creates other groups must run on
+    all ranks. When a call fails the processes end, and the next call starts new ones.
 
     Args:
         count: number of ranks.
-        folder: an empty one.
-        device: "cpu" takes gloo, "cuda" NCCL with a GPU for each rank.
+        folder: an empty folder.
+        device: "cpu" uses gloo, "cuda" NCCL with a GPU for each rank.
         timeout: of the groups, in seconds.
     """
 
@@ -48,8 +48,8 @@ class Ranks:
     def __call__(
         self, function: Callable, *arguments, ranks: int | None = None, answering: int | None = None
     ) -> list:
-        """What function(group, *arguments) returns on each of the first `ranks` ranks, or on the
-        first `answering` of these; its tensors come on the CPU, from whatever GPU."""
+        """Returns the results of function(group, *arguments) on each of the first `ranks` ranks, or
+        on the first `answering` of these. Their tensors are moved to the CPU."""
         try:
             if not self._processes:
                 self._start()
@@ -103,14 +103,14 @@ class RankError(Exception):
 
 
 def usable(ranks: Ranks, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """The last ranks' steps go to the last that there is."""
+    """Merges the steps of the ranks that do not exist into those of the last rank that does."""
     if len(lengths) <= ranks.count:
         return lengths
     return (*lengths[: ranks.count - 1], sum(lengths[ranks.count - 1 :]))
 
 
 def lose_the_last(group, call: Callable[[], object]) -> str | None:
-    """What a call raises where the group's last rank is not there any more, nor does it return."""
+    """Ends the group's last rank; returns what a call then raises on the others, if anything."""
     dist.barrier(group)
     if dist.get_rank(group) == dist.get_world_size(group) - 1:
         os._exit(1)
@@ -119,7 +119,7 @@ def lose_the_last(group, call: Callable[[], object]) -> str | None:
 
 
 def raised_by(calls: Sequence[Callable[[], object]]) -> list[str]:
-    """What each of the calls raises, by its type and words; nothing of those that pass."""
+    """Returns the types and messages of the exceptions that calls raise; others add nothing."""
     messages = []
     for call in calls:
         try:
@@ -140,7 +140,7 @@ def _serve(
 ) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
-    if sys.platform == "linux":  # elsewhere it has another name
+    if sys.platform == "linux":  # the interface has another name elsewhere
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -166,12 +166,12 @@ def _serve(
             result = RankError(f"rank {rank}: {traceback.format_exc()}")
         try:
             pipe.send_bytes(_packed(result))
-        except BrokenPipeError:  # nobody waits any longer
+        except BrokenPipeError:  # the caller no longer waits
             os._exit(1)
 
 
 def _packed(value: object) -> bytes:
-    """Without shared memory, which must not outlive a process."""
+    """Serializes a value without shared memory, which must not outlive a process."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

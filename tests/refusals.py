@@ -1,7 +1,7 @@
-"""What operators refuse: how a table of bad calls is written, and held against every way in.
+"""Tests of refusals: tables of bad calls, checked against every way to call an operator.
 
-The Python function on kernels and on the reference, the ops as anyone may call them through
-torch.ops, and the fake kernels of torch.compile all refuse the same calls with the same words.
+The Python function on kernels and on the reference, the ops called directly through torch.ops, and
+the fake kernels of torch.compile all refuse the same calls with the same message.
 """
 
 import inspect
@@ -28,7 +28,7 @@ f64, c64, bf16 = (
 
 @dataclass(frozen=True)
 class Bad:
-    """An argument that makes a good call bad, what is said of it, and what else that call has."""
+    """An argument that makes a good call bad, the message about it, and the call's changes."""
 
     name: str
     value: object
@@ -44,12 +44,12 @@ class Bad:
 
     @property
     def argument(self) -> str:
-        """What has the name, or a list's entry of it."""
+        """The argument that has the name, or whose list entry has it."""
         return self.name.partition("[")[0]
 
     @property
     def is_python_alone(self) -> bool:
-        """Whether the ops cannot be given it, or refuse it in PyTorch's own words."""
+        """True if ops cannot be given the value, or refuse it with PyTorch's own message."""
         is_sparse = isinstance(self.value, torch.Tensor) and self.value.layout != torch.strided
         return is_sparse or self.error is not RuntimeError
 
@@ -59,7 +59,7 @@ class Bad:
         return self.sentence if has_name else f"{self.name} must {self.sentence}"
 
     def full_message(self, anchor: torch.Tensor) -> str:
-        """With what was given instead, where the sentence does not say it."""
+        """Returns the message with what was given instead, unless the sentence already says it."""
         value, text = self.value, f"selective_scan: {self.message}"
         if ", got" in text or self.sentence.startswith(EXCLUSIVE):
             return text
@@ -83,13 +83,14 @@ def _short(value: object) -> str:
 
 
 def bad(names: str, sentence: str, *values: object, **changes: object) -> list[Bad]:
-    """Bad calls for each of the names and values. Behind the name, "must" and the sentence comes
-    what was given, unless the sentence says it."""
+    """Returns a bad call for each of the names and values. The message consists of the name,
+    "must", the sentence and, unless the sentence says it, what was given."""
     return [Bad(*it, sentence, changes) for it in itertools.product(names.split(), values)]
 
 
 def on_device(value: object, device: str) -> object:
-    """A tensor on a device, of the same strides also where these are 0; all else as it is."""
+    """Moves a tensor to a device with its strides, also those of 0; other values stay as they
+    are."""
     if isinstance(value, list):
         return [on_device(it, device) for it in value]
     if not isinstance(value, torch.Tensor) or value.is_meta:
@@ -104,8 +105,8 @@ def on_device(value: object, device: str) -> object:
 
 @dataclass(frozen=True)
 class Way:
-    """A call that takes arguments by name; `names` are those that it takes, None if it takes all
-    that a table is about."""
+    """A way to call an operator with named arguments. `names` are the arguments that it accepts;
+    None stands for all arguments of a table."""
 
     call: Callable[[dict], object]
     names: frozenset[str] | None = None
@@ -123,7 +124,7 @@ class Way:
 
 
 def by_op(name: str) -> Way:
-    """What an op must be given and is not is None."""
+    """Returns the way to call an op. A required argument that is missing is None."""
     op = getattr(torch.ops.selective_scan, name)
     names = [it.name for it in op.default._schema.arguments]
 
@@ -134,8 +135,8 @@ def by_op(name: str) -> Way:
 
 
 def ways_in(function, reference, *ops: str) -> dict[str, Way]:
-    """The calls of an operator by what is called. One that has no function is its ops; one that has
-    no reference has no backend either."""
+    """Returns the ways to call an operator, by name. Without a function only the ops are called;
+    without a reference there is no backend either."""
     ways = {name: by_op(name) for name in ops}
     python = {}
     if function is not None:
@@ -152,7 +153,7 @@ def ways_in(function, reference, *ops: str) -> dict[str, Way]:
 
 
 def outcome_of(call: Callable[[dict], object], arguments: dict) -> object:
-    """The exception's type and message, or "accepted"."""
+    """Returns the exception's type and message, or "accepted"."""
     try:
         call(arguments)
     except Exception as error:
@@ -162,8 +163,9 @@ def outcome_of(call: Callable[[dict], object], arguments: dict) -> object:
 
 @dataclass(frozen=True)
 class Refusals:
-    """An operator's table: what is called, good calls by what is changed of the plainest, and what
-    makes them bad. Others must be on the anchor's device."""
+    """An operator's table of bad calls: the ways to call it, a function that returns a good call
+    with given changes, and the arguments that make a call bad. `anchor` names the tensor whose
+    device the others must share."""
 
     ways: dict[str, Way]
     good: Callable[..., dict]
@@ -174,7 +176,7 @@ class Refusals:
         return {name: on_device(it, device) for name, it in self.good(**changes).items()}
 
     def rows(self, way: str) -> list[Bad]:
-        """The bad calls that can be made so."""
+        """Returns the bad calls that can be made in this way."""
         names, is_python = self.ways[way].names, way in PYTHON
         return [
             row
@@ -183,7 +185,7 @@ class Refusals:
         ]
 
     def check(self, way: str, device: str) -> None:
-        """Every row in one test: a table has hundreds of them, a call is quick."""
+        """Checks all rows in one test, since a table has hundreds of them and a call is quick."""
         failures = []
         for row in self.rows(way):
             arguments = self.call(device, **row.changes)
@@ -201,7 +203,7 @@ class Refusals:
 
 
 def plain(**arguments: object) -> Callable[..., dict]:
-    """Good calls of these arguments, of which any may be changed."""
+    """Returns a function that returns a good call of these arguments, with any of them changed."""
     return lambda **changes: arguments | changes
 
 
@@ -223,6 +225,6 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def numbers(*shape: int, but: tuple[torch.dtype, ...] = ()) -> list[torch.Tensor]:
-    """Of dtypes that no real argument takes."""
+    """Returns tensors of the dtypes that no real argument accepts, except those in `but`."""
     dtypes = (torch.int64, torch.bool, torch.complex64, torch.uint8)
     return [ones(*shape, dtype=dtype) for dtype in dtypes if dtype not in but]

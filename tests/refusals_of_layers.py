@@ -1,4 +1,4 @@
-"""What a layer and its parts refuse, and with which sentence, in tables of bad calls."""
+"""Tables of the calls that a layer and its parts refuse, with the message of each refusal."""
 
 from collections.abc import Callable
 
@@ -214,7 +214,7 @@ BIMAMBA = Refusals(
         bad("x_proj_weight", "be (dt_rank+dstate+dstate, dim) = (8, 6)", ones(7, 6)),
     ],
 )
-# How a layer of two directions is made of rows.
+# The rows that a layer of two directions consists of.
 ROWS_OF_LAYER = Refusals(
     ways_in(mamba_rows, None),
     lambda **changes: (
@@ -236,7 +236,7 @@ def good_layer(**changes: object) -> dict:
     return dict(zip(names, op_arguments(LAYER, requires_grad=False, **changes), strict=True))
 
 
-# What the function does by several calls of the op.
+# Calls that the op refuses because the function runs them as several calls of the op.
 LAYER_OP = Refusals(
     ways_in(None, None, "mamba_inner_fwd"),
     good_layer,
@@ -321,7 +321,7 @@ ROTATION = Refusals(
     ],
 )
 NORM = Refusals(
-    {"op": by_op("add_rms_norm_fwd")},  # which has no fake kernel
+    {"op": by_op("add_rms_norm_fwd")},  # the op has no fake kernel
     plain(hidden=ones(2, 9), weight=ones(9), eps=1e-5, dtype=torch.float32),
     "hidden",
     [
@@ -335,7 +335,7 @@ NORM = Refusals(
 
 
 def good_step(**changes: object) -> dict:
-    """With the lists of the stack one by one, as the op is given them."""
+    """Returns a good call's arguments, with the stack's lists separate, as the op takes them."""
     arguments = {"eps": 1e-5} | s6.make(s6.BASE.with_(**changes))
     return arguments | arguments.pop("stack")._asdict()
 

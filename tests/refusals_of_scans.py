@@ -1,4 +1,4 @@
-"""What scans refuse, and with which sentence: a table of bad calls for each operator."""
+"""Tables of the calls that the scans refuse, with the message of each refusal."""
 
 import warnings
 
@@ -143,7 +143,7 @@ SCAN_TABLE = [
         cu_seqlens=torch.zeros(4, dtype=torch.int32),
         **PACKED,
     ),
-    # places
+    # devices and layouts
     bad("cu_seqlens", "be on the device of u", on_meta(3, dtype=torch.int32)),
     *(
         bad(name, "be on the device of u", on_meta(*it.shape))
@@ -151,14 +151,14 @@ SCAN_TABLE = [
         if name != "u"
     ),
     *(bad(name, DENSE, it.to_sparse()) for name, it in TENSORS_OF_SCAN),
-    # What is checked first is said first.
+    # If several arguments are wrong, the message is that of the first check.
     bad("z", f"have dtype {REAL}", i32(2, 4, 6), delta=ones(2, 4, 7)),
     bad("delta", SEQUENCE, ones(2, 4, 7), z=ones(2, 4, 7)),
     bad("discretization_method", METHOD, "tustin", u=i32(2, 4, 6)),
     BACKENDS,
 ]
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that support of CSR is in beta
+    warnings.simplefilter("ignore")  # the warning that CSR support is in beta
     SCAN_TABLE.append(bad("A", DENSE, ones(4, 3).to_sparse_csr()))
 SCAN = Refusals(
     ways_in(selective_scan_fn, selective_scan_ref, "selective_scan_fwd", "selective_scan_bwd"),
@@ -328,7 +328,7 @@ UNITARY_TABLE = [
 
 
 def of_weights(B: str, C: str) -> list:
-    """The op takes the polar forms of B and C, b and c."""
+    """Returns rows for B and C; the op takes their polar forms, named b and c."""
     return [
         bad(B, f"have dtype {COMPLEX}", ones(4)),
         bad(B, "be (dstate,) = (4,)", c64(5)),

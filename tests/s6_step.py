@@ -1,5 +1,7 @@
-"""A step through a stack of layers as a function with a reference, in the manner of the package's
-functions, which calls its operator from elsewhere."""
+"""A step through a stack of layers as a function with a reference, for the tests of its operator.
+
+The package itself calls the operator from its layers and has no such function.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ def s6_step_ref(
     discretization_method: Method = "zoh",
     backend: BackendName = "auto",
 ) -> Tensor:
-    """The step through the stack, layer by layer in plain PyTorch.
+    """Computes the step through the stack layer by layer in plain PyTorch.
 
-    Arguments, result and errors are those of :func:`s6_step`; `backend` is checked as there, but
-    chooses nothing here, and the workspace stays as it is. It runs on any device, and refuses
-    indices of slots that there are not on any.
+    Arguments, result and errors are those of :func:`s6_step`. `backend` is checked as there but
+    chooses nothing here, and the workspace is not used. The function runs on any device, and
+    refuses indices of slots that do not exist on all of them.
     """
     tensors = (norm_f, head, state_batch_indices, workspace)
     options = (eps, delta_softplus, discretization_method, backend)
@@ -66,10 +68,11 @@ def s6_step(
     discretization_method: Method = "zoh",
     backend: BackendName = "auto",
 ) -> Tensor:
-    """A call of the operator, which docs/kernels/step.md describes; `stack` is changed in place.
+    """Calls the operator described in docs/kernels/step.md, which changes `stack` in place.
 
     Returns:
-        (batch, steps, d_model) of hidden's dtype; with a head (batch, steps, vocabulary) of its.
+        (batch, steps, d_model) of hidden's dtype, or with a head (batch, steps, vocabulary) of its
+        dtype.
     """
     tensors = (norm_f, head, state_batch_indices, workspace)
     options = (eps, delta_softplus, discretization_method)

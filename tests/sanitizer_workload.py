@@ -2,9 +2,9 @@
 
     compute-sanitizer --tool memcheck python tests/sanitizer_workload.py [OPERATOR ...]
 
-Every kernel variant once: methods, dtypes, layouts, kinds of B and C, lengths around chunk
-boundaries. Results are compared with the CPU kernels' or the reference's, so that a run is not
-vacuous. Operators: those of CHECKS; all without arguments.
+It runs every kernel variant once: methods, dtypes, layouts, kinds of B and C, lengths around chunk
+boundaries. Results are compared with those of the CPU kernels or the reference, so that a run is
+not vacuous. An OPERATOR is a name in CHECKS; without any, all of them run.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def selective_scan_cases():
         yield base.with_(B="constant", C="grouped", D=False, z=False)
         yield base.with_(B="shared", C="constant", initial_state=False)
         yield base.with_(dim=70, groups=1, dstate=3, seqlen=34)
-        for dtype in (torch.float32, torch.float64):  # several warps a channel
+        for dtype in (torch.float32, torch.float64):  # several warps per channel
             yield base.with_(dtype=dtype, dstate=130, dim=3, groups=1, seqlen=33)
     yield Case(complex=True, B="packed_grouped", C="packed_grouped", reverse=True, seqlen=65)
     yield Case(complex=True, B="packed", C="shared", groups=1, dtype=torch.float64)
@@ -76,7 +76,7 @@ def selective_scan_cases():
 
 
 def special_cases():
-    """What the special kernels of the selective scan are for."""
+    """Yields cases for the specialized kernels of the selective scan."""
     for dtype in (torch.float32, torch.bfloat16):
         for base in (dstate1.BASE, dstate1.MANY, *streamed.KINDS.values()):
             yield base.with_(dtype=dtype)
@@ -87,7 +87,7 @@ def special_cases():
         yield from (base.with_(dtype=dtype) for base in (prompt.BASE, prompt.WIDE, prompt.LONG))
         yield prompt.BASE.with_(dtype=dtype, seqlen=201)
         yield prompt.BASE.with_(dtype=dtype, seqlen=201, reverse=True)
-        # Two states a lane.
+        # Two states per lane.
         yield prompt.WIDE.with_(dtype=dtype, batch=3, seqlen=200)
         yield prompt.WIDE.with_(dtype=dtype, batch=3, dim=1096, layout="channel_last", seqlen=100)
         yield prompt.BASE.with_(dtype=dtype, dim=24, groups=2, layout="channel_last", seqlen=161)

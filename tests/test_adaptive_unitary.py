@@ -28,7 +28,7 @@ HALF, BF16 = torch.float16, torch.bfloat16
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes one axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     batch: int = 2
     dim: int = 6
@@ -38,7 +38,7 @@ class Case(Axes):
     B: str = "constant"  # or "shared", or "grouped"
     C: str = "constant"
     dtype: torch.dtype = F32  # of u, dt and z
-    parameter_dtype: torch.dtype = F32  # of the others, or their real counterparts
+    parameter_dtype: torch.dtype = F32  # of the other tensors, or their real counterparts
     z: bool = True
     initial_state: bool = True
     layout: str = "contiguous"
@@ -80,7 +80,7 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
 
 
 def solve(scan, inputs, cotangents) -> dict[str, torch.Tensor]:
-    """Outputs, and the gradients of what is there."""
+    """Returns the outputs, and the gradients of the inputs that are not None."""
     results = dict(zip(("out", "last_state"), scan(**inputs, return_last_state=True), strict=True))
     given = {name: cotangents[name].to(result) for name, result in results.items()}
     return results | differentiate(results, inputs, given)
@@ -107,7 +107,7 @@ def check(case: Case, device: str) -> None:
     if case.layout in ("channel_last", "dim_first"):
         assert actual["out"].stride() == inputs["u"].stride()
     is_double = F64 in (case.dtype, case.parameter_dtype)
-    # Rounding of every step stays in the state: a random walk along the sequence.
+    # The rounding errors of all steps stay in the state: a random walk along the sequence.
     compute = (1e-13 if is_double else 4e-6) * math.sqrt(1 + case.seqlen / 64)
     for name, value in actual.items():
         source = inputs["u"] if name == "out" else inputs.get(name.removeprefix("d"))
@@ -139,7 +139,7 @@ def case_list():
     for groups in (1, 2, 3, 6):
         both = base.with_(B="grouped", C="grouped", groups=groups)
         cases += [both, both.with_(layout="channel_last", seqlen=130)]
-    # Every team of a GPU's lanes.
+    # Every size of a team of lanes on a GPU.
     for dstate, dtype, B in itertools.product((9, 40, 70), (F32, F64), ("constant", "shared")):
         cases.append(base.with_(dstate=dstate, dtype=dtype, parameter_dtype=dtype, B=B, groups=1))
     cases.append(base.with_(B="shared", C="shared", dim=20, groups=1))
@@ -154,12 +154,12 @@ def test_matches_reference(case, device):
 
 
 def test_several_slabs(device):
-    """Long enough for theta to be computed in more than one slab, the last one shorter."""
+    """Long enough for theta to be computed in more than one slab, of which the last is shorter."""
     check(Case(batch=3, dim=64, dstate=16, seqlen=1200 if device == "cpu" else 20000), device)
 
 
 def test_reference_is_the_formulas():
-    """A few lines of NumPy."""
+    """The reference agrees with the formulas, written as a few lines of NumPy."""
     inputs = make(Case(dtype=F64, parameter_dtype=F64, seqlen=9), "cpu")
     u, dt, x, x_bias, B, C, D, z, h = (tensor.detach().numpy() for tensor in inputs.values())
 
@@ -190,7 +190,8 @@ def long_inputs(seqlen: int, dim: int = 8, dstate: int = 4) -> dict[str, torch.T
 
 
 def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
-    """The last state in fp64, theta and the rotation rounded to fp32 at every step if asked."""
+    """Returns the last state in fp64, optionally with theta and rotation rounded to fp32 per
+    step."""
     wide = moved(inputs, F64)
     u, dt, x, x_bias, B = (wide[n].detach().numpy() for n in ("u", "dt", "x", "x_bias", "B"))
     theta = np.tensordot(u, x, ((1,), (2,))).swapaxes(0, 1) + x_bias
@@ -211,8 +212,9 @@ def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
     ("seqlen", "dim", "dstate", "factor"), [(65536, 8, 4, 4), (16384, 256, 1, 12)]
 )
 def test_phases_do_not_drift(seqlen, dim, dstate, factor, device):
-    """`factor` times what rounding theta and the rotation once costs: sums over many channels are
-    rounded themselves, in proportion to the square root of their number."""
+    """The error of the last state is below `factor` times the cost of rounding theta and the
+    rotation once per step. The factor is larger for many channels: a sum over them is itself
+    rounded, in proportion to the square root of their number."""
     inputs = long_inputs(seqlen, dim, dstate)
     exact = scan_in_numpy(inputs, round_rotation=False)
 
@@ -229,14 +231,14 @@ def test_phases_do_not_drift(seqlen, dim, dstate, factor, device):
 
 
 def test_modulus_is_kept(device):
-    """Without input a state only turns."""
+    """Without input, a state keeps its modulus: a step only rotates it."""
     inputs = long_inputs(65536)
     inputs["dt"] = torch.zeros_like(inputs["dt"])
     inputs["initial_state"] = torch.ones(1, 8, 4, dtype=C64)
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
     _, last_state = adaptive_unitary_scan_fn(**inputs, return_last_state=True)
     drift = last_state.abs().double() - 1
-    assert drift.mean().abs() < 1e-5  # of 65536 roundings of 6e-8
+    assert drift.mean().abs() < 1e-5  # the mean of 65536 roundings of 6e-8
     assert drift.abs().max() < 1e-4
 
 
@@ -258,7 +260,7 @@ def test_gradcheck(B, C, z, device):
 
 
 def test_each_gradient_alone(device):
-    """A gradient does not depend on which others are asked for, nor on an output left out."""
+    """A gradient does not depend on which others are requested, nor on an unused output."""
     inputs = make(Case(), device)
     out, last_state = adaptive_unitary_scan_fn(**inputs, return_last_state=True)
     of_out = torch.autograd.grad(out.sum(), list(inputs.values()), retain_graph=True)

@@ -31,10 +31,10 @@ EPS = 1e-5
 class Case(Axes):
     shape: tuple[int, ...] = (3, 7, 96)
     dtype: torch.dtype = F32
-    residual_dtype: torch.dtype | None = F32  # None: there is none
+    residual_dtype: torch.dtype | None = F32  # None: no residual
     weight_dtype: torch.dtype = F32
     out_dtype: torch.dtype = F32
-    total_dtype: torch.dtype | None = F32  # None: the sum is not wanted
+    total_dtype: torch.dtype | None = F32  # None: the sum is not returned
     layout: str = "contiguous"
 
 
@@ -43,7 +43,8 @@ AUTOCAST = BASE.with_(dtype=BF16, out_dtype=BF16)
 CASES = [
     BASE,
     AUTOCAST,
-    # A thread's vectors, warps of a team, teams of a block, two vectors, and channels beside them.
+    # Sizes around a thread's vectors, a team's warps, a block's teams, two vectors, leftover
+    # channels.
     *(case.with_(shape=(5, channels)) for case in (BASE, AUTOCAST)
       for channels in (1, 7, 8, 77, 256, 264, 768, 1000, 2048, 2056, 4100, 8192)),
     *(AUTOCAST.with_(shape=shape)
@@ -66,14 +67,14 @@ CASES = [
 
 
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    if layout == "wide":  # rows of wider rows, which are read where they lie
+    if layout == "wide":  # rows are halves of wider rows, read in place
         wide = tensor.new_empty(*tensor.shape[:-1], 2 * tensor.shape[-1])
         return wide[..., : tensor.shape[-1]].copy_(tensor)
     return lay_out(tensor, layout)
 
 
 def make(case: Case, device: str) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-    """hidden, residual and weight, and the gradients of what comes of them."""
+    """Returns hidden, residual and weight, and the gradients of the results."""
     random = generator(case.with_(layout="contiguous"))
 
     def normal(dtype, *shape):
@@ -89,7 +90,7 @@ def make(case: Case, device: str) -> tuple[list[torch.Tensor | None], list[torch
 
 
 def call(case: Case, tensors, cotangents, kernels=True):
-    """The results, and the gradients of what there is."""
+    """Returns the results that have cotangents, their gradients, and the leaves."""
     leaves = [None if it is None else it.detach().requires_grad_() for it in tensors]
     if kernels:
         results = add_rms_norm(*leaves, EPS, case.out_dtype, case.total_dtype)
@@ -112,7 +113,7 @@ def check(case: Case, device: str) -> None:
     dtypes = [case.out_dtype, case.total_dtype][: len(results)]
     assert [it.dtype for it in results] == dtypes
     assert [it.dtype for it in gradients] == [it.dtype for it in leaves]
-    # The scale is computed again from the sum as it was rounded.
+    # The backward pass recomputes the scale from the rounded sum.
     narrowest = max(torch.finfo(case.total_dtype or case.dtype).eps, 1e-15)
     arithmetic = max(2e-15 if F64 in map(dtype_of, tensors) else 3e-7, narrowest)
     for actual, exact in zip(
@@ -122,8 +123,8 @@ def check(case: Case, device: str) -> None:
         error = Error.of(actual.to(F64), exact.to(F64))
         bound = 2 * torch.finfo(actual.dtype).eps + 4 * arithmetic
         if case.shape[-1] == 1 and any(actual is it for it in gradients):
-            # Nearly all of a number's gradient through the norm of itself cancels, and a weight of
-            # one channel has no others beside it whose sums do not.
+            # With one channel nearly all of the gradient through the norm cancels, and the weight
+            # has no other channels whose sums do not cancel.
             terms = terms_of(actual.shape == case.shape, tensors, cotangents)
             bound *= max(1.0, (terms / exact.norm()).item())
         assert error.relative_l2 <= bound, f"{error}"
@@ -131,7 +132,7 @@ def check(case: Case, device: str) -> None:
 
 
 def terms_of(rows: bool, tensors, cotangents) -> torch.Tensor:
-    """The size of what is added up to the gradient of rows of one number, or of the weight."""
+    """Returns the size of the terms of the gradient of rows of one channel, or of the weight."""
     hidden, residual, weight = (0.0 if it is None else it.to(F64) for it in tensors)
     dnormed = cotangents[0].to(F64)
     total = hidden + residual
@@ -150,7 +151,7 @@ def test_matches_the_formula(case, device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_bits_and_rows_alone(dtype, device):
-    """A row's results are its own, whatever lies beside it."""
+    """Runs give the same bits, and a row's results do not depend on the other rows."""
     case = BASE.with_(shape=(301, 264), dtype=dtype, residual_dtype=dtype, total_dtype=dtype)
     tensors, cotangents = make(case, device)
     results, gradients, _ = call(case, tensors, cotangents)
@@ -251,7 +252,7 @@ def test_rows_that_are_too_long_go_by_parts(device):
 
 
 def ops_of(model: nn.Module, x: torch.Tensor, monkeypatch) -> int:
-    """How often a call runs the norm's op."""
+    """Returns how often a call runs the norm's op."""
     from selective_scan import _add_norm
 
     calls = []

@@ -1,4 +1,4 @@
-"""Packages that AOTInductor compiles: another process gets of them what eager calls give."""
+"""AOTInductor's packages: another process gets the results of eager calls from them."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import programs
 from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
-# Compiled headers, which are of use to many packages, take as long as one of them.
+# Precompiled headers take as long to build as one package, so they only pay for many.
 SOON_COMPILED = {
     "aot_inductor.precompile_headers": False,
     "aot_inductor.compile_wrapper_opt_level": "O0",
@@ -24,7 +24,7 @@ torch.save([(run(*arguments), arguments) for arguments in calls], made)
 
 
 class Several(nn.Module):
-    """A call of each function, by its own list of arguments."""
+    """Calls several functions, each with its own list of arguments."""
 
     def __init__(self, functions):
         super().__init__()
@@ -35,7 +35,7 @@ class Several(nn.Module):
 
 
 def run_elsewhere(program, calls, folder):
-    """The results of each call in a process that loads the package, and its arguments after it."""
+    """Returns each call's results from a process that loads the package, and its arguments then."""
     package, given, made = (str(folder / name) for name in ("model.pt2", "given.pt", "made.pt"))
     torch._inductor.aoti_compile_and_package(
         program, package_path=package, inductor_configs=SOON_COMPILED
@@ -67,7 +67,7 @@ def test_every_operator(device, tmp_path):
 
 
 def test_models(device, tmp_path):
-    """Of any length, and compiled with parameters that require a gradient."""
+    """Packages work for any length, also if compiled with parameters that require a gradient."""
     options = {"d_state": 4, "device": device}
     model = nn.Sequential(MambaMixer(8, bidirectional=True, **options), S6(8, **options))
     calls = [(torch.randn(2, seqlen, 8, device=device),) for seqlen in (40, 2, 133)]

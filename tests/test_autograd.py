@@ -1,5 +1,5 @@
-"""What PyTorch does around the derivative of every operator: it keeps what ops return, asks for
-several gradients at once, and compiles the pass or traces it."""
+"""What PyTorch does around the derivative of every operator: it checkpoints results, requests
+several gradients at once, applies autocast, and compiles or traces the pass."""
 
 import functools
 import warnings
@@ -17,12 +17,12 @@ import operator_calls
 from selective_scan import S6, MambaMixer, _library
 
 NAMESPACE = "selective_scan"
-UPDATES = ("update", "convolution's update", "prefill")  # in place, of floating tensors
+UPDATES = ("update", "convolution's update", "prefill")  # in place, on floating-point tensors
 COTANGENTS = 3
 
 
 def make(name, device, **sizes):
-    """(function of tensors that gives a tuple of tensors, leaves)."""
+    """Returns a function from tensors to a tuple of tensors, and its leaves."""
     function, tensors = operator_calls.make(name, device, **sizes)
 
     def results(*tensors):
@@ -46,7 +46,7 @@ def is_number(tensor):
 
 
 def assert_equal(actual, expected):
-    """But for the rounding of sums in another order."""
+    """Asserts equality up to the rounding of sums in another order."""
     pairs = [(actual, expected)] if torch.is_tensor(actual) else zip(actual, expected, strict=True)
     for one, other in pairs:
         largest = max([1.0, *other.detach().abs().flatten().tolist()])
@@ -117,7 +117,7 @@ def test_several_gradients_at_once(way, call):
     def gradients(cotangents, **options):
         return torch.autograd.grad(results, leaves, cotangents, retain_graph=True, **options)
 
-    with warnings.catch_warnings():  # PyTorch calls a layer's op for each of them, and says so
+    with warnings.catch_warnings():  # PyTorch calls a layer's op for each of them, and warns
         warnings.filterwarnings("ignore", message="There is a performance drop")
         if way == "vmap":
             actual = torch.func.vmap(lambda *entry: gradients(entry))(*cotangents)
@@ -139,7 +139,8 @@ def test_jacobian_of_a_layer(bidirectional, device):
 @pytest.mark.parametrize("count", [0, COTANGENTS])
 @pytest.mark.parametrize("name", ["layer", "layer of two directions"])
 def test_ops_that_are_called_for_each_entry(name, count, device):
-    """Also inside of torch.compile, which sees a layer as an op where vmap alone sees its parts."""
+    """Batches of a layer's op run entry by entry, also in torch.compile, which sees a layer as one
+    op, while vmap alone sees its parts."""
     function, (xz, *others) = operator_calls.make(name, device)
     xzs = torch.randn(count, *xz.shape, device=device)
 
@@ -155,7 +156,7 @@ def test_ops_that_are_called_for_each_entry(name, count, device):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_by_torch_func(call):
-    """And no second derivative."""
+    """torch.func.grad agrees with autograd, and a second derivative is refused."""
     function, leaves = call
     tensors = [leaf.detach() for leaf in leaves]
 
@@ -187,7 +188,7 @@ def test_double_backward_is_refused(call):
     "name", [it for it in (*operator_calls.DIFFERENTIABLE, *UPDATES) if "layer" not in it]
 )
 def test_autocast_casts_nothing(name, is_double, device, monkeypatch):
-    """But in a layer, by kernels and by the reference."""
+    """Autocast changes nothing outside of layers, neither by kernels nor by the reference."""
     function, tensors = operator_calls.make(name, device)
     has_gradient = name in operator_calls.DIFFERENTIABLE
     if is_double:
@@ -218,7 +219,8 @@ def test_autocast_casts_nothing(name, is_double, device, monkeypatch):
 
 # --- compiled and traced --------------------------------------------------------------------------
 
-# Others are made of their ops; compiled autograd takes no cross scan, whose node is Python.
+# The operators left out are composed of the ops of these, except the cross scan, whose Python node
+# compiled autograd does not accept.
 OF_OPS = [
     name
     for name in operator_calls.DIFFERENTIABLE
@@ -263,7 +265,7 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_compiled_autograd_of_a_model(bidirectional, device):
-    """By the switch that users turn; and a second length, which a graph of its own may serve."""
+    """Compiled autograd works by its public switch, also for a second length in another graph."""
     model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)
     torch._dynamo.reset()
 
@@ -289,7 +291,7 @@ def test_compiled_autograd_of_a_model(bidirectional, device):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_jit_trace(call):
-    """Which takes no op that may return None, but the one beside it."""
+    """torch.jit.trace takes every operator: ops that may return None have a variant for it."""
     function, leaves = call
     traced = torch.jit.trace(function, tuple(leaves), check_trace=False)
     assert f"{NAMESPACE}::" in str(traced.graph)

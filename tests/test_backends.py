@@ -1,4 +1,4 @@
-"""Which library serves a call, and what happens where one is missing."""
+"""Which library serves a call, and what happens if one is missing."""
 
 import ctypes
 import doctest
@@ -48,7 +48,7 @@ def run_python(code: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def sources_only(tmp_path_factory) -> Path:
-    """A folder with the package as it is before anything was built."""
+    """A folder with the package as it is before anything is built."""
     folder = tmp_path_factory.mktemp("sources")
     package = Path(selective_scan.__file__).parent
     shutil.copytree(
@@ -61,7 +61,7 @@ def sources_only(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def without_kernels(monkeypatch):
-    """This process as it would be had nothing been built."""
+    """Puts this process in the state in which no library has been built."""
     monkeypatch.setattr(_library, "devices", set())
     failures = dict.fromkeys(("cpu", "cuda"), _library._Failure("not built"))
     monkeypatch.setattr(_library, "_failures", failures)
@@ -70,7 +70,7 @@ def without_kernels(monkeypatch):
     allow_fallback(False)
 
 
-# --- what is there --------------------------------------------------------------------------------
+# --- availability ---------------------------------------------------------------------------------
 
 
 def test_backends_say_what_is_there():
@@ -119,7 +119,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
         (12040, "built for CUDA 13, and the driver is of CUDA 12.4: .* the wheel for CUDA 12"),
         (13000, None),
         (14020, None),
-        (0, None),  # no driver, which PyTorch says better
+        (0, None),  # no driver: PyTorch's own error is clearer
     ],
 )
 def test_a_library_of_a_newer_cuda_than_the_driver_is_not_used(monkeypatch, driver, expected):
@@ -318,7 +318,7 @@ def test_fallback_warns_once(without_kernels, caplog):
     assert len(messages) == 1
     assert messages[0].startswith("no kernels for tensors on cpu: not built; the PyTorch reference")
 
-    with pytest.raises(ImportError, match="the CPU library"):  # asked for by name
+    with pytest.raises(ImportError, match="the CPU library"):  # requested by name
         selective_scan_fn(**inputs, backend="cpu")
     allow_fallback(False)
     with pytest.raises(ImportError, match="the CPU library"):
@@ -356,7 +356,8 @@ def test_fallback_is_switched_by_a_bool(value):
 
 
 def test_an_import_takes_nothing_along():
-    """torch.utils.flop_counter, for one, imports Triton, which takes longer than all of this."""
+    """Importing the package imports no other package than torch. For example,
+    torch.utils.flop_counter would import Triton, which takes longer than everything else."""
     code = """
 import json, sys, torch
 before = set(sys.modules)
@@ -369,7 +370,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert packages - sys.stdlib_module_names == {"selective_scan"}
 
 
-# By which the package and the counter may come into a process.
+# The orders in which a process may import the package and the counter.
 ORDERS = {
     "before": "import torch.utils.flop_counter, selective_scan",
     "after": "import selective_scan, torch.utils.flop_counter",
@@ -381,7 +382,8 @@ ORDERS = {
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process are POSIX's")
 def test_operations_are_counted_whoever_imports_the_counter():
-    """Each order in a copy of a process that has imported torch, and no counter."""
+    """FLOPs are counted after imports in any order. Each order runs in a fork of a process that has
+    imported torch, but no counter."""
     count = """
 from torch.utils.flop_counter import FlopCounterMode
 assert not any(type(it).__module__.startswith("selective_scan") for it in sys.meta_path)

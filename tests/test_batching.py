@@ -1,4 +1,4 @@
-"""torch.func.vmap and batched gradients: what a loop over the entries gives."""
+"""torch.func.vmap and batched gradients: they agree with a loop over the entries."""
 
 import functools
 import itertools
@@ -42,7 +42,8 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors():
-    """The warning is of a vmap that calls an op for each entry in want of a rule."""
+    """Makes vmap's warning an error: that an op without a batching rule is called for each
+    entry."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")
         yield
@@ -50,7 +51,7 @@ def _warnings_are_errors():
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def call(request, device):
-    """(function of tensors that gives a tuple of tensors, the tensors)."""
+    """A function from tensors to a tuple of tensors, and the tensors."""
     case = request.param
     if isinstance(case, problem.Case):
         inputs, options = problem.inputs_on(case, device), problem.make(case).options
@@ -71,7 +72,7 @@ def call(request, device):
 
 @pytest.fixture
 def plain(device):
-    """u, delta, A, B, C"""
+    """The tensors u, delta, A, B, C."""
     inputs = problem.inputs_on(SMALL.with_(delta_softplus=False), device)
     return [tensor.detach() for tensor in list(inputs.values())[:5]]
 
@@ -85,7 +86,7 @@ def entries_of(tensor, dim):
 
 
 def mapped_inputs(tensors, is_mapped):
-    """Tensors of which some have a mapped dimension, here and there, and which it is."""
+    """Returns the tensors, some with a mapped dimension at varying places, and their in_dims."""
     mapped, in_dims = [], []
     for i, (tensor, has_entries) in enumerate(zip(tensors, is_mapped, strict=True)):
         if not has_entries:
@@ -101,7 +102,7 @@ def mapped_inputs(tensors, is_mapped):
 
 
 def subsets(num_tensors):
-    """Each alone, all, and some."""
+    """Yields which tensors are mapped: each alone, all, every second one."""
     for i in range(num_tensors):
         yield [j == i for j in range(num_tensors)]
     yield [True] * num_tensors
@@ -109,7 +110,7 @@ def subsets(num_tensors):
 
 
 def of_each(function, tensors, in_dims):
-    """What vmap must give, by a loop."""
+    """Computes by a loop over the entries what vmap must return."""
     columns = [entries_of(t, dim) for t, dim in zip(tensors, in_dims, strict=True)]
     rows = [function(*entry) for entry in zip(*columns, strict=True)]
     return tuple(torch.stack(column) for column in zip(*rows, strict=True))
@@ -130,7 +131,7 @@ def test_results_and_the_gradients_of_a_mapped_call(call):
 
 
 def test_gradients_of_each_entry(call):
-    """Of every tensor, whether or not it is mapped."""
+    """vmap of grad returns each entry's gradient of every tensor, mapped or not."""
     results, tensors = call
     gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
     for is_mapped in subsets(len(tensors)):
@@ -179,7 +180,7 @@ def test_jacobians(device):
 
 
 def test_gradcheck_of_batched_gradients(call):
-    """Which are those of a loop over the cotangents."""
+    """Batched gradients are those of a loop over the cotangents."""
     results, tensors = call
     inputs = [tensor.requires_grad_() for tensor in tensors]
     assert torch.autograd.gradcheck(results, inputs, check_batched_grad=True, fast_mode=True)
@@ -262,7 +263,7 @@ def test_ops_themselves(transform, plain):
 
 
 def test_saved_states_of_a_mapped_op(plain):
-    """What one op saves while it is mapped, the other takes."""
+    """The mapped backward op takes the states that the mapped forward op saved."""
     ops = torch.ops.selective_scan
     us = torch.stack([plain[0], -plain[0], 2 * plain[0]])
 
@@ -322,7 +323,7 @@ def test_causal_convolution(kind, device):
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", operator_calls.DIFFERENTIABLE)
 def test_every_operator(name, device):
-    """Those of no rules are called for each entry."""
+    """Every operator works under vmap; ops without a batching rule are called for each entry."""
     function, tensors = operator_calls.make(name, device)
     tensors = [tensor.to(torch.promote_types(tensor.dtype, F64)) for tensor in tensors]
 
@@ -344,7 +345,7 @@ def test_what_is_written_in_place_is_written_for_each_entry(name, device):
     before = [tensor.clone() for tensor in tensors]
     function(*tensors)
     is_written = [not torch.equal(*pair) for pair in zip(tensors, before, strict=True)]
-    # All of them are mapped, or what is written and the first.
+    # Either all tensors are mapped, or only the first one and those that are written.
     for is_mapped in ([True] * len(tensors), [True, *is_written[1:]]):
         in_dims = [0 if has_entries else None for has_entries in is_mapped]
         mapped = [

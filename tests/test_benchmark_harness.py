@@ -1,4 +1,4 @@
-"""What benchmark programs stand on: problems and their exact results, the tables of records."""
+"""The benchmarks' harness: problems and their exact results, users' calls, tables of records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_points_of_the_sweep(harness):
-    """Each differs from its neighbour, and neighbours are ordinary."""
+    """Every point of the sweep differs from its neighbor, and neighbors are ordinary calls."""
     cliffs = harness("cliffs")
     for base in cliffs.BASES.values():
         points = cliffs.find_points(base)
@@ -64,13 +64,14 @@ def test_users_calls_are_calls(harness):
 
 
 def layout(tensor: torch.Tensor) -> list[int]:
-    """Strides, but for those of dimensions of one element, which say nothing."""
+    """Returns the strides except those of dimensions of one element, which are arbitrary."""
     return [step for step, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
 
 
 @pytest.mark.parametrize("kind", ["mamba", "jamba"])
 def test_padded_rows_are_those_of_transformers(harness, monkeypatch, kind):
-    """A call of transformers' layers with a mask, recorded, beside the inputs that stand for it."""
+    """The benchmark's padded inputs have the shapes, dtypes and strides of a recorded call by
+    transformers' layers with a mask."""
     transformers = pytest.importorskip("transformers", reason="needs the package transformers")
     integration = importlib.import_module("selective_scan.integrations.transformers")
     calls = []
@@ -125,7 +126,7 @@ def test_the_backward_pass_is_what_it_adds(harness, monkeypatch):
 
 @pytest.mark.parametrize("variant", ["no-z", "padded", "padded-normed"])
 def test_mamba_ssm_is_given_what_it_takes(harness, monkeypatch, variant):
-    """Rows along time, of one dtype; what it does not take has no such passes."""
+    """mamba_ssm gets rows along time, of one dtype; a call that it cannot run has no passes."""
     given = []
 
     class Module(ModuleType):
@@ -190,10 +191,10 @@ def test_exact_results_of_the_other_operators(harness, operator):
 
 
 def test_bytes_that_a_pass_moves(harness):
-    """Each input is read and each result is written once."""
+    """A pass reads each input once and writes each result once."""
     scan = small_scan(harness)
     sequences, projections, A = 4 * 3 * 8 * 45, 2 * 3 * 2 * 5 * 45, 8 * 5
-    forward = sequences + projections + A + 3 * A + 2 * 8  # 3 A: the last states
+    forward = sequences + projections + A + 3 * A + 2 * 8  # 3 A: the last states of a batch of 3
     assert scan.bytes_moved("forward") == 4 * forward
     scan = small_scan(harness, "diagonal", "bfloat16")
     count = scan.tensors["a"].numel()

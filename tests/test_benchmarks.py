@@ -1,4 +1,4 @@
-"""The benchmark programs, run in their quick form: what they write makes sense."""
+"""The benchmark programs in their quick form: their records and reports are consistent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 PACKAGE = Path(selective_scan.__file__).resolve().parents[1]
 ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")])),
-    # As programs on a CPU have it; without it they start anew, for which there is a test below.
+    # Programs on a CPU run with this setting, and restart without it, as the test below shows.
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
 PASSES = ("forward", "backward", "forward + backward")
@@ -49,7 +49,7 @@ def test_a_program_starts_anew_to_keep_freed_memory():
 def run_program(
     name: str, *arguments: str | Path, status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of the benchmarks folder; those that it starts have the package under test."""
+    """Runs a benchmark program; it and its subprocesses import the package under test."""
     done = programs.run(BENCHMARKS / name, *arguments, environment=ENVIRONMENT)
     assert done.returncode == status, done.stdout + done.stderr
     return done
@@ -57,7 +57,7 @@ def run_program(
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The status of a program that ends before it measures, and so can be run in this process."""
+    """Runs a program that ends before it measures, in this process, and returns its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def run(name: str, *arguments: str) -> int:
@@ -70,7 +70,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 def entries(value: Any) -> Iterator[dict[str, Any]]:
-    """All dictionaries of a record."""
+    """Yields all dictionaries of a record."""
     if isinstance(value, dict):
         yield value
         value = list(value.values())
@@ -80,8 +80,8 @@ def entries(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def timings(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """All times of a record, which has nothing that failed and no result far from what it is
-    compared with."""
+    """Returns all times of a record. Asserts that the record has no failures and no result far from
+    the one that it is compared with."""
     assert record.get("failures", []) == []
     for entry in entries(record):
         is_half = any("float16" in str(value) for value in entry.values())
@@ -95,7 +95,7 @@ def timings(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measure(folder: Path, name: str, *arguments: str | Path) -> tuple[str, dict[str, Any]]:
-    """What a program prints, and the record that it writes into a folder."""
+    """Returns what a program prints and the record that it writes into a folder."""
     path = folder / "record.json"
     printed = run_program(name, *arguments, "--json", path).stdout
     record = json.loads(path.read_text())
@@ -111,8 +111,8 @@ SCAN = "benchmark_selective_scan.py --device cpu --quick --host-calls 0"
 DECODING = (
     "benchmark_decoding.py --device cpu --d-model 16 --depth 2 --prompt 9 --threads 1 --runs 2"
 )
-# How many times are in a program's record at least, and its smallest arguments, of which a last
-# --plot is given a file.
+# The least number of times in a program's record, and its smallest arguments. A file is appended to
+# a final --plot.
 PROGRAMS = [
     (16, "benchmark_causal_conv1d.py --device cpu --shapes 1,20,40 --runs 2 --threads 1"),
     (4, "benchmark_cross_scan.py --device cpu --batch 1 --dim 768 --dtype float32 --runs 2"),
@@ -129,7 +129,7 @@ PROGRAMS = [
     (3, f"{SCAN} --variants constant channel-last reverse --shapes 2,6,33,5,3 --dtype bfloat16"),
     (30, "profile_discretization.py --device cpu --dim 8 --seqlen 16 --n_trials 3 --plot"),
 ]
-# Those that other tests run, write no record, or need what is not here.
+# Programs that other tests run, that write no record, or that need something not installed here.
 OTHERS = {"benchmark_distributed.py", "compare_ipex.py", "compare_paths.py", "compare_revisions.py"}
 OTHERS |= {"compare_transformers.py", "one_pass.py", "tables.py"}
 RECORDED = {command.split()[0] for _, command in PROGRAMS}
@@ -279,7 +279,8 @@ def test_ranks_are_set_against_one_of_them(tmp_path):
 
 @pytest.mark.slow
 def test_two_revisions_are_timed_in_turns(tmp_path):
-    """Here the revision under test with itself: all its results have the same bits."""
+    """compare_revisions.py runs two revisions in turns. Here both are the revision under test, so
+    all results have the same bits."""
     printed, content = measure(
         tmp_path, "compare_revisions.py", PACKAGE, PACKAGE, "--device", "cpu", "--quick",
         "--rounds", "2", "--runs", "3", "--only", "float32 (complex|channel-last)|adaptive",
@@ -338,7 +339,7 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device):
         times = dict(row["times_ms"])
         assert row["ratio"] == pytest.approx(times.pop("chosen") / min(times.values()))
         assert times[row["best"]] == min(times.values())
-        # dstate1 is for other calls than those of 16 states. A CPU has no such paths.
+        # dstate1 does not run calls of 16 states. A CPU has no such paths, so all of them "run".
         assert {"floor", "streamed"} <= times.keys()
         assert ("prompt" in times) == (device == "cpu" or row["which"] == "forward")
         assert ("dstate1" in times) == (device == "cpu")
@@ -346,7 +347,7 @@ def test_the_chosen_path_is_set_against_the_others(tmp_path, device):
 
 
 class StandIn:
-    """For a worker that is asked for its device alone."""
+    """Replaces a worker that is only asked for its device."""
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name
@@ -362,7 +363,8 @@ class StandIn:
 
 
 def test_a_chosen_path_that_is_too_slow_is_told(monkeypatch, capsys):
-    """By times that are given: two rounds of the chosen path, and of those that run the call."""
+    """compare_paths.py reports a chosen path that is too slow, here by given times: two rounds of
+    the chosen path and of the paths that run the call."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     program = importlib.import_module("compare_paths")
     milliseconds = {"chosen": 3.0, "streamed": 2.0, "floor": 9.0}

@@ -1,5 +1,4 @@
-"""Models with a cache: any split of a sequence, rows that begin anew or change places, compiled
-code, and what is refused."""
+"""Models with a cache: splits of a sequence, rows reset or reordered, compiled code, refusals."""
 
 import copy
 import re
@@ -15,7 +14,7 @@ from selective_scan._discretization import METHODS
 from test_s6 import KINDS
 
 BATCH, SEQLEN, DIM = 3, 29, 8
-# Layers that keep more than others, in a precision that shows a part of a turn.
+# Layers that keep more state than others, in a precision that shows a fraction of a turn.
 ROTARY, TRAPEZOID, BOTH = ({"d_state": 6, "dtype": torch.float64} | kind for kind in KINDS[2:5])
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -31,7 +30,7 @@ def sequence(model: S6, seqlen: int = SEQLEN, batch: int = BATCH) -> torch.Tenso
 
 
 def random_split(name: object, seqlen: int = SEQLEN) -> list[int]:
-    """Lengths that add up to seqlen, 0 and 1 among them."""
+    """Returns lengths that add up to seqlen, among them 0 and 1."""
     random, lengths = generator(name), [0, 1, 2, 1]
     while sum(lengths) < seqlen:
         longest = min(9, seqlen - sum(lengths))
@@ -289,7 +288,8 @@ def test_compiled_rows(kind, backend):
 
 
 def test_compiled_step_and_reorder(device):
-    """Inductor itself would read rows of a state that the step has changed as it writes them."""
+    """A compiled step with a reorder is correct. Inductor by itself would read rows of the state
+    that the step has changed while it writes them."""
     torch._dynamo.reset()
     model = model_of(device, depth=1)
     caches = [model.allocate_cache(BATCH) for _ in range(2)]
@@ -309,7 +309,7 @@ def test_compiled_step_and_reorder(device):
     torch._dynamo.reset()
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"rotary": True}], ids=str)

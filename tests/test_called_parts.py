@@ -1,5 +1,5 @@
-"""Parts of a layer that are called as modules, for their weights do not tell what they do: adapters
-and other modules in their place, hooks, weights that are tensors of another kind, moved weights."""
+"""Parts of a layer that are called because their weights do not determine what they compute:
+adapters, other modules, hooks, weights that are tensors of another type, offloaded weights."""
 
 import copy
 
@@ -29,7 +29,7 @@ LAYERS = {
 
 
 def make(kind: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> MambaMixer:
-    """A layer that depends on all of its weights, and whose steps differ much."""
+    """Returns a layer that depends on all of its weights, and whose steps differ much."""
     layer = LAYERS[kind](DIM, 4, dt_rank=3, device=device, dtype=dtype)
     with torch.no_grad():
         for part in PARTS:
@@ -37,7 +37,7 @@ def make(kind: str, device: str = "cpu", dtype: torch.dtype = torch.float32) -> 
             weight.normal_(std=weight[0].numel() ** -0.5)
         layer.dt_proj.bias.uniform_(-3, -1)
         layer.D.div_(8)
-        layer.out_proj.weight.mul_(32)  # an output that counts beside a residual
+        layer.out_proj.weight.mul_(32)  # an output that matters beside a residual
     return layer
 
 
@@ -46,7 +46,7 @@ def sequence(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def exact(layer: MambaMixer, x: torch.Tensor) -> torch.Tensor:
-    """The layer in float64: each of its parts is called, and the reference scans."""
+    """Computes the layer in float64: calls each of its parts, and scans by the reference."""
     layer, x = copy.deepcopy(layer).double(), x.double()
     hidden = layer.norm(x) if hasattr(layer, "norm") else x
     inner, z = layer.in_proj(hidden).transpose(1, 2).chunk(2, 1)
@@ -63,7 +63,7 @@ def exact(layer: MambaMixer, x: torch.Tensor) -> torch.Tensor:
 
 
 def results(layer: MambaMixer, x: torch.Tensor) -> list[torch.Tensor]:
-    """The output of one call, and that of calls which go on where the one before ended."""
+    """Returns the output of one call, and that of calls which each continue the previous one."""
     outs = [layer(x).detach()]
     if layer.bidirectional:
         return outs
@@ -82,7 +82,7 @@ def check(layer: MambaMixer, x: torch.Tensor, expected: torch.Tensor | None = No
         assert error(out, expected) < BOUNDS[x.dtype]
 
 
-# --- in the place of dt_proj ----------------------------------------------------------------------
+# --- replacements of dt_proj ----------------------------------------------------------------------
 
 
 def as_linear(plain: nn.Linear) -> nn.Linear:
@@ -104,7 +104,7 @@ def test_what_stands_in_the_place_of_dt_proj_is_all_that_adds_a_bias(kind, repla
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
-    """The scan adds its bias too, in full precision."""
+    """The scan adds the bias of an nn.Linear in place of dt_proj too, in full precision."""
     layer, x = make(kind, device, dtype), sequence(device, dtype)
     expected = results(layer, x)
     layer.dt_proj = as_linear(layer.dt_proj)
@@ -117,7 +117,7 @@ def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
 )
 @pytest.mark.parametrize("kind", ["MambaMixer", "wide", "S6", "Mamba"])
 def test_other_parts_that_are_called_leave_the_bias_to_the_scan(kind, part, other, device):
-    """Nothing is called in a plain layer, whose few steps from a cache round less in between."""
+    """The baseline has a hook too: a plain layer's few steps from a cache round less in between."""
     layer, x = make(kind, device, torch.bfloat16), sequence(device, torch.bfloat16)
     plain, _ = results(layer, x)
     layer.get_submodule(other).register_forward_hook(lambda *_: None)
@@ -129,7 +129,7 @@ def test_other_parts_that_are_called_leave_the_bias_to_the_scan(kind, part, othe
 
 
 def test_dt_proj_by_itself_is_a_linear_layer(device):
-    """Which other packages call."""
+    """dt_proj works as a linear layer on its own, as other packages call it."""
     dt_proj, dt = make("MambaMixer", device).dt_proj, torch.randn(3, 7, 3, device=device)
     assert torch.equal(dt_proj(dt), F.linear(dt, dt_proj.weight, dt_proj.bias))
 
@@ -143,7 +143,7 @@ def test_weights_for_mamba_are_of_plain_layers_alone():
             part.to_mamba()
 
 
-# --- layers of another kind -----------------------------------------------------------------------
+# --- other types of layers ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -156,7 +156,7 @@ def test_a_bias_of_x_proj_counts(kind, device):
 
 
 def convolution(layer: MambaMixer, kernel_size: int | None = None, **options: object) -> nn.Conv1d:
-    """One behind as many zeros as it looks back, unless the options say otherwise."""
+    """Returns a convolution padded by as many zeros as it looks back, unless the options differ."""
     channels, width = layer.d_inner, kernel_size or layer.d_conv
     given = {"padding": (width - 1) * options.get("dilation", 1), "groups": channels} | options
     return nn.Conv1d(channels, channels, width, **given, device=layer.D.device)
@@ -171,7 +171,7 @@ def test_a_convolution_over_channels_is_called(kind, device):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_convolution_with_dilation_is_called(kind, device):
-    """Its steps take more of those before than a cache has."""
+    """A cache refuses dilation, since a step then needs more previous ones than a cache keeps."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, dilation=2)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
@@ -192,7 +192,7 @@ def test_a_convolution_in_a_container_is_called(kind, device):
 
 
 class Doubling(nn.Conv1d):
-    """Has the forward method of its base."""
+    """Overrides a method that nn.Conv1d.forward calls, not forward itself."""
 
     def _conv_forward(self, *arguments: object) -> torch.Tensor:
         return 2 * super()._conv_forward(*arguments)
@@ -212,7 +212,7 @@ PADDINGS = [{"padding": "same"}, {"padding_mode": "circular"}, {"padding_mode": 
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_a_convolution_behind_other_steps_is_called(kind, options, device):
-    """Which a cache does not have."""
+    """A cache does not keep the other steps and refuses such a convolution."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, **options)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
@@ -225,7 +225,7 @@ def test_a_convolution_behind_other_steps_is_called(kind, options, device):
 @pytest.mark.parametrize("kernel_size", [2, 6, 12])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_convolution_of_another_width(kind, kernel_size, is_hooked, device):
-    """A cache has what one as wide as d_conv looks back at."""
+    """With a cache, which keeps d_conv - 1 steps, the convolution may be at most d_conv wide."""
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, kernel_size=kernel_size)
     if is_hooked:
@@ -284,7 +284,7 @@ def test_adapters_of_peft(kind, adapter, replace, device):
     name, options = ADAPTERS[adapter]
     config = getattr(peft, name)(target_modules=["dt_proj"], **options)
     model = peft.get_peft_model(layer, config).eval()
-    check(layer, x, expected)  # an adapter begins as none
+    check(layer, x, expected)  # an adapter is initialized without effect
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -325,7 +325,7 @@ def test_a_hook_sees_what_it_is_for(device):
 
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"d_conv": 9}], ids=str)
 def test_a_pruned_convolution_trains(options, device):
-    """A hook computes its weight at each call."""
+    """A pruned convolution trains: a hook computes its weight at each call."""
     mixer, x = MambaMixer(DIM, **options, device=device), sequence(device)
     plain = copy.deepcopy(mixer)
     prune.random_unstructured(mixer.conv1d, "weight", 0.5)
@@ -353,7 +353,7 @@ REGISTRATIONS = {
 
 @pytest.fixture
 def register_for_all():
-    """Registers hooks for all modules, until the end of the test."""
+    """Registers hooks for all modules until the end of the test."""
     handles = []
     yield lambda register, hook: handles.append(register(hook))
     for handle in handles:
@@ -384,7 +384,7 @@ def test_what_hooks_for_all_modules_return_counts(kind, register_for_all, device
 
 
 def test_packed_sequences_with_hooks_for_all_modules(register_for_all, device):
-    """But conv1d, which takes no boundaries, all parts are called."""
+    """All parts are called except conv1d, which takes no boundaries."""
     layer, x = make("MambaMixer", device), sequence(device)[:1]
     boundaries = torch.tensor([0, 4, SEQLEN], device=device)
     expected = torch.cat([exact(layer, part) for part in x.split([4, SEQLEN - 4], 1)], 1)
@@ -394,12 +394,12 @@ def test_packed_sequences_with_hooks_for_all_modules(register_for_all, device):
     assert {layer.get_submodule(part) for part in PARTS} - set(seen) == {layer.conv1d}
 
 
-# --- weights of another kind ----------------------------------------------------------------------
+# --- weights of other tensor types ----------------------------------------------------------------
 
 
 class Int8(torch.Tensor):
-    """A weight as integers and a scale for each row, which a linear layer and a convolution can
-    use, as those of quantization packages, and nothing else."""
+    """A weight of integers with a scale per row, like those of quantization packages. Only a linear
+    layer and a convolution can use it."""
 
     @staticmethod
     def __new__(cls, values: torch.Tensor, scale: torch.Tensor):
@@ -432,7 +432,8 @@ class Int8(torch.Tensor):
 
 
 def quantize(layer: MambaMixer, parts: tuple[str, ...]) -> MambaMixer:
-    """Quantizes parts of a layer; returns one with the same numbers as plain weights."""
+    """Quantizes parts of a layer in place; returns a layer with the same values as plain
+    weights."""
     plain = copy.deepcopy(layer)
     for name in parts:
         part = layer.get_submodule(name)
@@ -467,7 +468,7 @@ def test_a_weight_of_another_kind_that_is_no_parameter(device):
 
 
 def test_tensors_that_trace_stand_for_plain_weights(device):
-    """The compiler sees the operator that runs without it."""
+    """Export traces the operator that runs in eager mode."""
     layer, x = make("MambaMixer", device, torch.bfloat16), sequence(device, torch.bfloat16)
     exported = torch.export.export(layer, (x,))
     assert torch.equal(exported.module()(x), layer(x))
@@ -475,7 +476,7 @@ def test_tensors_that_trace_stand_for_plain_weights(device):
     assert "selective_scan.mamba_inner_fwd.default" in called
 
 
-# --- moved weights --------------------------------------------------------------------------------
+# --- offloaded weights ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preloaded", [None, "S6Layer"])

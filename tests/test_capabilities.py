@@ -1,6 +1,9 @@
-"""The CPU kernels exist for several instruction sets, of which the rest of the suite runs the best
-that the processor has; the CUDA kernels exist in special forms, which the rest of the suite runs
-where they apply. Here the others compute a few problems, each in a process of its own."""
+"""Runs a few problems on kernels that the rest of the suite does not choose.
+
+The rest of the suite runs the CPU kernels of the processor's best instruction set, and each CUDA
+path where it applies. Here the CPU kernels of the other instruction sets and the CUDA paths that
+were not chosen solve problems, each in its own process.
+"""
 
 import itertools
 import os
@@ -31,7 +34,7 @@ CHANGES = (
     {"dtype": torch.float16, "layout": "channel_last"},
     {"dtype": torch.bfloat16, "dstate": 5},
     {"dtype": torch.float64, "dstate": 9, "B": "constant"},
-    {"dim": 2, "seqlen": 301},  # lanes are segments, not channels
+    {"dim": 2, "seqlen": 301},  # lanes are segments instead of channels
 )
 DIAGONAL = (
     {"shape": (3, 37, 131)},
@@ -78,7 +81,7 @@ PACKED = tuple(
     )
 )
 
-# By path: problems that it solves, and most of which it would not be chosen for.
+# By path: problems that it can solve, for most of which it would not be chosen.
 CUDA_PATHS = {
     "floor": ({"dstate": 1}, {"dstate": 64, "seqlen": 70}),
     "dstate1": ({"dstate": 1, "dim": 2, "seqlen": 8200}, {"dstate": 1, "seqlen": 70}),
@@ -92,18 +95,18 @@ CUDA_PATHS = {
 
 
 def check_cuda_path(path: str) -> None:
-    """Solves problems by the CUDA kernels that the environment asks for."""
+    """Solves problems by the CUDA kernels that the environment selects."""
     if path == "floor":
         check_scans("cuda", (*CHANGES, *CUDA_PATHS[path]))
         return
     for method, changes in itertools.product(METHODS, CUDA_PATHS[path]):
         is_common = path == "streamed" and "B" not in changes
-        if is_common or method == "zoh":  # which alone has all other kernels
+        if is_common or method == "zoh":  # only zoh has all the other kernels
             check(Case(method=method, complex=False, **changes), "cuda")
 
 
 def main() -> None:
-    """Solves the problems with the capability that the environment asks for."""
+    """Solves the problems with the capability that the environment selects."""
     cpu = backends()["cpu"]
     if not cpu.available:
         sys.exit(cpu.reason)
@@ -124,11 +127,11 @@ def main() -> None:
 
 
 def run(capability, *arguments, variable=VARIABLE):
-    """Python in another process, with the package that this one imported."""
+    """Runs Python in another process, with the package that this one imported."""
     folders = (Path(selective_scan.__file__).parents[1], Path(__file__).parent)
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=folders[0],  # -c looks there first
+        cwd=folders[0],  # -c searches there first
         env=os.environ | {variable: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
         capture_output=True,
         text=True,
@@ -137,19 +140,19 @@ def run(capability, *arguments, variable=VARIABLE):
 
 
 def run_on_path(path: str, program: str) -> None:
-    """Runs a program in another process, where the CUDA kernels are those of a path."""
+    """Runs a program in another process that uses the CUDA kernels of one path."""
     result = run(path, "-c", program, variable=CUDA_VARIABLE)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def solve_on_gpu(case: Case) -> dict[str, torch.Tensor | None]:
-    """Outputs and gradients, on the CPU."""
+    """Returns outputs and gradients, moved to the CPU."""
     results = solve(case, "cuda")
     return {name: None if value is None else value.cpu() for name, value in results.items()}
 
 
 def solved_on_path(path: str, module: str, tmp_path_factory):
-    """Returns what a module's solve_all() saves, where the CUDA kernels are those of a path."""
+    """Returns what a module's solve_all() saves in a process that uses one path's CUDA kernels."""
     file = tmp_path_factory.mktemp(path) / "results.pt"
     run_on_path(path, f"import {module}; {module}.solve_all({str(file)!r})")
     return torch.load(file)

@@ -28,7 +28,7 @@ F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes an axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     batch: int = 2
     dim: int = 21
@@ -36,7 +36,7 @@ class Case(Axes):
     width: int = 4
     activation: str | None = "silu"
     bias: bool = True
-    states: bool = True  # initial and final ones
+    states: bool = True  # initial and final states
     dtype: torch.dtype = F32  # of x
     weight_dtype: torch.dtype = F32  # of weight and bias
     state_dtype: torch.dtype = F32
@@ -48,7 +48,7 @@ class Case(Axes):
 
 @dataclass(frozen=True)
 class Problem:
-    tensors: dict[str, torch.Tensor]  # without those that are absent
+    tensors: dict[str, torch.Tensor]  # only those that are present
     options: dict
     cotangents: dict[str, torch.Tensor]
 
@@ -77,7 +77,7 @@ def make(case: Case, device: str) -> Problem:
         ).to(device, torch.int32)
         options["seq_idx"][:, 9:12] = -1
     cotangents = {"out": normal(case.batch, case.dim, case.seqlen).to(case.dtype)}
-    if case.layout == "channel_last":  # as a layer's next part gives it
+    if case.layout == "channel_last":  # as the next part of a layer produces it
         cotangents["out"] = lay_out(cotangents["out"], case.layout)
     if case.states:
         cotangents["final_states"] = normal(*states).to(case.dtype)
@@ -86,7 +86,7 @@ def make(case: Case, device: str) -> Problem:
 
 
 def run(conv, tensors, options, cotangents) -> dict[str, torch.Tensor]:
-    """Outputs and gradients."""
+    """Returns outputs and gradients."""
     result = conv(**tensors, **options)
     names = ("out", "final_states") if isinstance(result, tuple) else ("out",)
     outputs = dict(zip(names, result if isinstance(result, tuple) else (result,), strict=True))
@@ -98,7 +98,7 @@ def run_kernels(problem: Problem) -> dict[str, torch.Tensor]:
 
 
 def solve(problem: Problem, inputs: dict) -> dict[str, torch.Tensor]:
-    """What plain arithmetic makes of inputs on the CPU, in their dtype."""
+    """Computes outputs and gradients by the reference on the CPU, in the dtype of the inputs."""
     options = {
         name: value.cpu() if isinstance(value, torch.Tensor) else value
         for name, value in problem.options.items()
@@ -143,7 +143,7 @@ def case_list():
         for layout in ("contiguous", "channel_last")
     ]
     cases += [base.with_(seqlen=seqlen, width=8) for seqlen in (1, 2, 6, 7, 8)]
-    vectors = base.with_(dim=20, layout="channel_last")  # of 2 or 4 channels
+    vectors = base.with_(dim=20, layout="channel_last")  # vectors of 2 or 4 channels
     cases += [
         vectors.with_(width=width, dtype=dtype, states=states)
         for width in (1, 3, 4, 5, 8)
@@ -275,7 +275,7 @@ def test_final_states_are_written_to_a_given_tensor(dtype, device):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_the_gradient_of_x_is_written_to_given_memory(dtype, layout, device):
-    """Into one half of a wider row, whose other half stays as it is."""
+    """The gradient can be written to one half of a wider row, whose other half is unchanged."""
     case = Case(dtype=dtype, layout=layout)
     x, weight, bias, initial = (tensor.detach() for tensor in make(case, device).tensors.values())
     dout = torch.randn_like(x)
@@ -291,7 +291,7 @@ def test_the_gradient_of_x_is_written_to_given_memory(dtype, layout, device):
         ops.causal_conv1d_bwd_out(*arguments, dx=half[..., 1:])
 
 
-# --- neighbours, bits -----------------------------------------------------------------------------
+# --- neighbors, bits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
@@ -369,7 +369,7 @@ def test_large_problems_match_the_reference(case, device):
     check(case, device)
 
 
-# Channels and steps enough that a GPU's thread has many steps.
+# So many channels and steps that each thread of a GPU has many steps.
 MANY_STEPS = Case(dim=1024, seqlen=2100, layout="channel_last")
 
 
@@ -386,7 +386,7 @@ def test_threads_of_many_steps_match_the_reference(case, cuda_device):
     check(case, cuda_device)
 
 
-# --- derivatives, what PyTorch sees ---------------------------------------------------------------
+# --- derivatives and ops --------------------------------------------------------------------------
 
 SMALL = Case(batch=2, dim=3, seqlen=5, dtype=F64, weight_dtype=F64, state_dtype=F64)
 SMALL_CASES = [
@@ -439,7 +439,7 @@ def test_compiled_code_writes_final_states(device):
 
 
 def test_the_reference_makes_tensors_where_x_is(device):
-    """Not on the default device."""
+    """The reference creates its tensors on the device of x, not on the default device."""
     x, weight = torch.randn(1, 2, 6, device=device), torch.randn(2, 3, device=device)
     cu_seqlens = torch.tensor([0, 2, 6], device=device)
     with torch.device("meta"):

@@ -14,7 +14,7 @@ from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 F32, F64, BF16, HALF = torch.float32, torch.float64, torch.bfloat16, torch.float16
 BOUNDS = (1, 4, 40, 40, 42, 70, 75, 98)
-INDICES = (3, -1, 0, 7, 5, 9, 2)  # of 9 slots; 7 is pad_slot_id
+INDICES = (3, -1, 0, 7, 5, 9, 2)  # -1 and 7 (pad_slot_id): no slot; 9: replaced by -5
 LIVE = [i for i, slot in enumerate(INDICES) if slot not in (-1, 7, 9)]
 
 
@@ -39,7 +39,7 @@ def make(device, *, dim=20, width=4, dtype=F32, states=F32, layout="contiguous",
 
 
 def one_by_one(arguments):
-    """What each sequence gives alone in fp64, on the CPU."""
+    """Computes each sequence alone in fp64, on the CPU; returns out and the pool."""
     given = {n: t.cpu().double() if torch.is_tensor(t) else t for n, t in arguments.items()}
     pool = given["conv_states"].clone()
     out = torch.zeros_like(given["x"])
@@ -79,7 +79,7 @@ def test_matches_sequences_one_by_one(changes, device):
         for slot in range(len(pool)):
             if slot not in [INDICES[i] for i in LIVE]:
                 assert torch.equal(pool[slot], before[slot])
-        # A state is x as it is, or what was in the pool.
+        # A state holds unchanged values of x or of the pool.
         torch.testing.assert_close(pool.cpu().double(), expected_pool.to(pool.dtype).double())
         for i in set(range(7)) - set(LIVE):
             assert not out[..., BOUNDS[i] : BOUNDS[i + 1]].any()
@@ -128,7 +128,7 @@ def test_empty(changes, device):
     assert torch.equal(arguments["conv_states"], before)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])

@@ -1,4 +1,4 @@
-"""Steps of the causal convolution with the state in place: against the reference and the whole."""
+"""Steps of the causal convolution with a state in place, against its reference and one call."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class Case(Axes):
     activation: str | None = "silu"
     bias: bool = True
     ring: bool = False
-    slots: int | None = None  # of a pool
+    slots: int | None = None  # size of a pool
     dtype: torch.dtype = F32
     state_dtype: torch.dtype = F32
     layout: str = "contiguous"
@@ -66,7 +66,7 @@ def make(case: Case, device: str) -> dict:
 
 
 def copied(arguments: dict, dtype: torch.dtype | None = None) -> dict:
-    """The same, the state cloned; floating tensors as this dtype."""
+    """Returns the arguments with the state cloned and floating-point tensors in this dtype."""
     return {
         name: value.clone().to(dtype if dtype and value.is_floating_point() else value.dtype)
         if isinstance(value, torch.Tensor) and (name == "conv_state" or dtype)
@@ -140,7 +140,7 @@ def test_steps_go_on_where_a_convolution_ended(update, ring, device):
     _, state = causal_conv1d_fn(
         x[..., :20], weight, bias, return_final_states=True, activation="silu"
     )
-    if ring:  # of five, in which steps 17 to 19 are
+    if ring:  # a ring of five, which holds steps 17 to 19
         longer = torch.full((2, 9, 5), torch.nan, device=device)
         longer[..., [2, 3, 4]] = state
         state = longer

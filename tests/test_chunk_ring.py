@@ -1,7 +1,7 @@
 """The ring that feeds B and C to the streamed CUDA kernels, with bulk copies and without them.
 
-A build for one architecture holds one of the two ways; here both run on the GPU at hand, which for
-the general one takes -DSELECTIVE_SCAN_NO_BULK_COPY where the GPU has bulk copies.
+A build for one architecture contains only one of the two ways. Here both run on the present GPU: if
+it has bulk copies, -DSELECTIVE_SCAN_NO_BULK_COPY selects the general way.
 """
 
 import os

@@ -29,7 +29,7 @@ def modules_of(packages=FOREIGN) -> dict:
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
-    """Every test starts and ends without the packages; real ones, if any, are displaced."""
+    """Starts and ends every test without the packages; real ones, if installed, are displaced."""
     before = modules_of()
     for name in before:
         monkeypatch.delitem(sys.modules, name)
@@ -364,7 +364,7 @@ def test_a_step_of_one_operator_leaves_the_states_of_its_parts(compat_modules, d
 
 @pytest.mark.parametrize("through", ["step", "forward"])
 def test_a_step_in_grad_mode_warns_once(compat_modules, through, monkeypatch, caplog):
-    """Its result has no graph, as that of mamba_ssm's has none."""
+    """A step in grad mode warns once that its result has no graph, like the result of mamba_ssm."""
     monkeypatch.setattr(_library, "_warned", set())
     mamba, x = make_mamba(), torch.randn(2, 1, 12)
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=1)
@@ -404,7 +404,7 @@ def test_a_compiled_step_in_grad_mode(compat_modules):
 
 
 def test_states_have_the_dtype_of_the_convolution(compat_modules):
-    """Whatever stands in dt_proj's place has weights of, or none."""
+    """The dtype does not depend on the module in place of dt_proj, which may have no weights."""
     mamba = make_mamba(dtype=torch.bfloat16)
     mamba.dt_proj = nn.Sequential(mamba.dt_proj)
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
@@ -472,7 +472,7 @@ def test_block_of_version_1(compat_modules):
 def take_step(
     name: str, requires_grad: bool = False, wrapped_by: Callable = lambda function: function
 ) -> torch.Tensor:
-    """A step by compat's function in the mode of the caller, which ours does without a gradient."""
+    """Takes a step by compat's function in the caller's mode; compares it with ours in no_grad."""
     if name == "causal_conv1d_update":
         module = importlib.import_module("causal_conv1d")
         state, arguments = torch.randn(2, 6, 4), [torch.randn(2, 6), torch.randn(6, 4)]
@@ -503,7 +503,7 @@ def take_step(
 
 @pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
 def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, monkeypatch, caplog):
-    """Its result has no graph, as that of the packages' has none."""
+    """A step in grad mode warns once that its result has no graph, like that of the packages."""
     monkeypatch.setattr(_library, "_warned", set())
     take_step(name)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""selective_scan.compat beside packages that are installed and stay, such as models' forks."""
+"""selective_scan.compat beside installed packages that stay in place, such as models' forks."""
 
 import importlib
 import importlib.util
@@ -14,11 +14,11 @@ from selective_scan import compat, selective_scan_fn
 from selective_scan.compat import _modules
 
 FOREIGN = (*_modules.PACKAGES, *_modules.BINDINGS)
-# Modules of Triton kernels, where there is no Triton.
+# Modules that contain Triton kernels, on a machine without Triton.
 WITHOUT_TRITON = {
     f"ops/triton/{name}.py": 'raise ImportError("no triton")' for name in ("layernorm", "other")
 }
-# How mamba_ssm takes causal_conv1d where it is there: versions 1 to 2.2.4, and later ones.
+# How mamba_ssm imports causal_conv1d if it is installed: versions 1 to 2.2.4, and later ones.
 WAYS = {
     "binding": """
         try:
@@ -59,7 +59,7 @@ def foreign_modules() -> list[str]:
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a package mamba_ssm onto the path; nothing of it is left behind."""
+    """Writes a package mamba_ssm onto the path, and removes all traces of it after the test."""
     for name in foreign_modules():
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
@@ -152,7 +152,7 @@ def test_causal_conv1d_alone_beside_a_real_mamba_ssm(write):
 
 
 def test_a_forks_norms_are_ours(write):
-    """The fork stays, with a mixer of its own, whose module imports the norms by path."""
+    """Only a fork's norms are replaced; the fork's mixer, which imports them by path, stays."""
     write(
         {
             "mixer.py": "from mamba_ssm.ops.triton.layernorm import RMSNorm",
@@ -181,7 +181,8 @@ def test_a_forks_norms_are_ours(write):
 
 @pytest.mark.parametrize("first", ["module", "package"])
 def test_a_module_that_was_imported_comes_back(write, first):
-    """Also where the whole package is put there afterwards, whichever goes first."""
+    """A module that had been imported comes back on uninstall, also if the whole package was
+    installed later, and in either order of uninstalling."""
     name = "mamba_ssm.ops.triton.layernorm"
     write({"ops/triton/layernorm.py": "RMSNorm = 'real'"})
     real, parent = (importlib.import_module(it) for it in (name, "mamba_ssm.ops.triton"))

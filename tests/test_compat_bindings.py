@@ -26,7 +26,7 @@ def make_scan(dtype=torch.float32, is_complex=False) -> dict:
 
 
 def solve(scan: dict, has_z: bool) -> tuple[torch.Tensor, torch.Tensor, dict]:
-    """out, last_state and gradients of the reference in float64."""
+    """Returns out, last_state and gradients of the reference in float64."""
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float64)) for name, t in scan.items()}
     dout = wide.pop("dout")
     if not has_z:
@@ -103,7 +103,8 @@ def test_vmamba_bindings(compat_modules, name, dtype, nrows):
 
 
 def test_a_call_with_other_arguments_names_those_expected_and_got(compat_modules):
-    """As that of a fork whose kernels take another step size for A, and a discretization."""
+    """A call with unexpected arguments is refused with the expected and the given ones. Here it is
+    that of a fork whose kernels also take another step size for A and a discretization."""
     import selective_scan_cuda
 
     scan = make_scan()
@@ -124,7 +125,7 @@ def test_a_call_with_other_arguments_names_those_expected_and_got(compat_modules
 
 
 class ScanBelowAutograd(torch.autograd.Function):
-    """How VMamba calls the bindings."""
+    """Calls the bindings as VMamba does."""
 
     @staticmethod
     def forward(ctx, u, delta, A, B, C, D, delta_bias):
@@ -147,8 +148,8 @@ def scan_below_autograd(u, delta, A, B, C, D, delta_bias, delta_softplus):
 
 
 class ConvolutionBelowAutograd(torch.autograd.Function):
-    """How the package's own function, and forks that were written for one of its versions, call
-    the binding."""
+    """Calls the binding as the package's own function does, and as forks do that were written for
+    one of the package's versions."""
 
     @staticmethod
     def forward(ctx, version, x, weight, bias, seq_idx, initial_states, silu):
@@ -300,7 +301,7 @@ def test_causal_conv1d_cuda_without_what_is_optional(compat_modules):
     exact = causal_conv1d_ref(x.double(), weight.double(), initial_states=states)
     expected = torch.autograd.grad(exact, states, dout.double())[0]
     assert_near(causal_conv1d_cuda.causal_conv1d_bwd(*row, True, False)[3], expected)
-    # The last form adds to the gradients of the weights.
+    # This form adds to the given gradients of the weights.
     total = dweight.clone()
     causal_conv1d_cuda.causal_conv1d_bwd(*row[:7], torch.empty_like(x), total, None, None, False)
     assert_near(total, 2 * dweight.double())
@@ -404,7 +405,7 @@ def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):
 
 
 def train(model: nn.Module, image: torch.Tensor) -> tuple[torch.Tensor, dict]:
-    """One training step: the output and the gradients before it."""
+    """Takes a training step; returns the output and the gradients before it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     before = copy.deepcopy(model.state_dict())
     out = model(image)

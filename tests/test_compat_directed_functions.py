@@ -1,4 +1,4 @@
-"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and what they are made of."""
+"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and mamba_rows below them."""
 
 import inspect
 
@@ -131,7 +131,7 @@ def test_gradcheck(function, kind, seqlen):
 @pytest.mark.parametrize("seqlen", [0, 1, 2, 3, 4, 40])
 @pytest.mark.parametrize("layout", ["channels last", "contiguous", "sliced"])
 def test_turned_around(kind, seqlen, layout, device):
-    """`reverse` is what flips give, by other kernels' calls."""
+    """`reverse` gives the results of flipped inputs and outputs, by other calls of kernels."""
     tensors = tensors_of(kind, seqlen=seqlen, device=device)
     if layout != "channels last":
         xz = tensors["xz"].detach().contiguous()

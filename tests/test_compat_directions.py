@@ -1,4 +1,4 @@
-"""Mamba layers of several directions, as forks of mamba_ssm have them, against plain PyTorch."""
+"""Mamba layers of several directions, as in the forks of mamba_ssm, against plain PyTorch."""
 
 import copy
 from functools import partial
@@ -22,13 +22,13 @@ def make(bimamba_type, **options) -> Mamba:
     layer = Mamba(bimamba_type=bimamba_type, **options)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
-            if "log" in name or name[0] in "Dg":  # where all channels start alike
+            if "log" in name or name[0] in "Dg":  # parameters that are equal for all channels
                 parameter += 0.3 * torch.rand_like(parameter)
     return layer
 
 
 def assert_like_plain(layer, hidden, bimamba_type=None, run=None, dtype=None):
-    """Result and all gradients."""
+    """Asserts that a layer's result and all gradients match plain PyTorch; returns the result."""
     hidden = hidden.detach().requires_grad_()
     out = layer(hidden) if run is None else run(hidden)
     cotangent = torch.randn_like(out)
@@ -57,7 +57,7 @@ def assert_like_plain(layer, hidden, bimamba_type=None, run=None, dtype=None):
 @pytest.mark.parametrize("use_fast_path", [True, False])
 @torch.no_grad()
 def test_every_direction_has_the_layers_options(use_fast_path, option, value):
-    """Each is a layer with the option; out_proj is linear."""
+    """Each direction is a one-way layer with the option; out_proj is linear, so results add up."""
     layer = make("v2", use_fast_path=use_fast_path)
     hidden, expected = torch.randn(2, 9, 12), 0
     layers = [make("none", use_fast_path=use_fast_path) for _ in range(2)]
@@ -128,7 +128,7 @@ def test_autocast(bimamba_type, device):
 
 
 class OfItsOwn(Mamba):
-    """As subclasses of mamba_ssm's layer are written, of its attributes."""
+    """Has its own forward, written with the layer's attributes like subclasses of mamba_ssm's."""
 
     def forward(self, hidden_states, inference_params=None):
         x, z = self.in_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)
@@ -239,7 +239,7 @@ def test_a_layer_is_copied_and_saved(bimamba_type):
 @pytest.mark.parametrize("name", ["conv1d", "x_proj", "dt_proj"])
 @pytest.mark.parametrize("suffix", ["", "_b", "_s"])
 def test_what_has_hooks_or_was_replaced_is_called(name, suffix):
-    """A part that is called adds its own bias, and nothing is added to that."""
+    """A part that is called adds its own bias, and no other bias is added to its result."""
     layer, hidden = make("v3", dtype=torch.float64), torch.randn(2, 6, 12, dtype=torch.float64)
     tripled, calls = copy.deepcopy(layer), []
     with torch.no_grad():

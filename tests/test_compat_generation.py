@@ -1,4 +1,4 @@
-"""Generation by mamba_ssm's import paths, against what the model gives for whole sequences."""
+"""Generation by mamba_ssm's import paths, against the model's results for whole sequences."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ PROMPT, LENGTH = 7, 16
 
 
 def make(device="cpu", batch=3) -> tuple[torch.nn.Module, torch.Tensor]:
-    """A model and prompts. In float64, so that no two logits are equal up to rounding."""
+    """Returns a model and prompts, in float64, so that no two logits are equal up to rounding."""
     model = make_model(device, torch.float64, published_weights(), residual_in_fp32=False)
     return model, torch.randint(VOCAB, (batch, PROMPT), device=device)
 
@@ -31,7 +31,7 @@ def logits_of(model: torch.nn.Module, sequences: torch.Tensor) -> torch.Tensor:
 
 
 def scored(model: torch.nn.Module, prompts: torch.Tensor, **options) -> tuple[torch.Tensor, ...]:
-    """The sequences that are generated, their scores, and the logits of the whole."""
+    """Returns the generated sequences, their scores, and the logits of whole sequences."""
     options |= {"output_scores": True, "return_dict_in_generate": True}
     out = model.generate(prompts, LENGTH, **options)
     logits = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
@@ -40,7 +40,7 @@ def scored(model: torch.nn.Module, prompts: torch.Tensor, **options) -> tuple[to
 
 @pytest.fixture(params=[False, True], ids=["", "cg"])
 def cg(request) -> bool:
-    """On a CPU it is ignored."""
+    """Requests CUDA graphs or not; a CPU ignores the request."""
     return request.param
 
 
@@ -72,11 +72,11 @@ def test_a_token_is_one_operator(fused, in_fp32):
     prompts = torch.randint(VOCAB, (3, PROMPT))
     with Ops() as ops:
         out = model.generate(prompts, LENGTH, output_scores=True, return_dict_in_generate=True)
-    tokens = LENGTH - PROMPT - 1  # the first one comes of the prompt
+    tokens = LENGTH - PROMPT - 1  # the prompt gives the first one
     assert ops.names[-tokens:] == tokens * ["s6_step"]
     assert "s6_step" not in ops.names[:-tokens]
     expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
-    # Between its layers the operator keeps float64.
+    # The operator keeps float64 between its layers, also with residual_in_fp32.
     tolerance = 1e-5 if in_fp32 else 1e-9
     scores = torch.stack(out.scores, dim=1)
     torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)
@@ -96,7 +96,7 @@ PARTS = {
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_with_a_hook_is_called_for_every_token(part):
-    options = {"fused_add_norm": False, "residual_in_fp32": False}  # fused, a norm is not called
+    options = {"fused_add_norm": False, "residual_in_fp32": False}  # a fused norm is not called
     model = make_model("cpu", torch.float64, published_weights(), **options)
     prompts = torch.randint(VOCAB, (3, PROMPT))
     plain = model.generate(prompts, LENGTH)
@@ -138,9 +138,9 @@ def test_what_is_returned(device):
     assert out.scores is None
     assert torch.equal(out.sequences, decode(prompts, model, LENGTH).sequences)
     assert torch.equal(model.generate(prompts.int(), LENGTH), out.sequences.int())
-    # One token comes in any case, as from mamba_ssm.
+    # At least one token is generated, as by mamba_ssm.
     assert model.generate(prompts, 3).shape == (3, PROMPT + 1)
-    # Whatever was generated can be learned.
+    # The model can be trained on generated sequences.
     model(out.sequences).logits.sum().backward()
 
 
@@ -170,7 +170,7 @@ def test_the_end_is_where_all_rows_end(device, cg):
     first = PROMPT + whole[0, PROMPT:].tolist().index(eos)
     out = model.generate(prompts[:1], LENGTH, eos_token_id=eos, cg=cg)
     assert torch.equal(out, whole[:1, : first + 1])
-    # Of several rows the newest tokens must all be it.
+    # With several rows, generation ends once the newest tokens of all of them are the end.
     same = prompts[:1].expand(3, -1)
     assert torch.equal(model.generate(same, LENGTH, eos_token_id=eos, cg=cg), out.expand(3, -1))
     teacher = whole.clone()
@@ -179,7 +179,7 @@ def test_the_end_is_where_all_rows_end(device, cg):
     out = model.generate(prompts, LENGTH, eos_token_id=eos, teacher_outputs=teacher, cg=cg)
     ends = (teacher[:, PROMPT:] == eos).all(0).tolist().index(True)
     assert torch.equal(out, teacher[:, : PROMPT + ends + 1])
-    # An end in the prompt is none.
+    # An end token in the prompt does not count.
     prompts[:, -1] = eos
     assert model.generate(prompts, PROMPT + 1, eos_token_id=eos).shape[1] == PROMPT + 1
 
@@ -223,7 +223,8 @@ def test_filterings_change_the_logits(device, filtering):
 
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
 def test_a_loop_of_its_own_takes_all_names_of_the_module(device, penalty):
-    """As ProtMamba's, which counts on what upstream's module imports for itself."""
+    """A custom loop finds all names in the module, like ProtMamba's, which relies on names that
+    upstream's module imports for its own use."""
     names: dict = {}
     exec("from mamba_ssm.utils.generation import *", names)
     assert names["torch"] is torch
@@ -259,7 +260,7 @@ def test_steps_with_inference_params_give_the_whole(device, prompt):
 
     model, tokens = make(device)
     params = InferenceParams(max_seqlen=PROMPT, max_batch_size=3)
-    for _ in range(2):  # once more from the same states
+    for _ in range(2):  # the second time from the same states
         with torch.no_grad():
             parts = [model(tokens[:, :prompt], inference_params=params).logits]
             for position in range(prompt, PROMPT):
@@ -279,11 +280,11 @@ def test_steps_with_inference_params_give_the_whole(device, prompt):
         assert [state.shape for state in states] == [state.shape for state in others]
 
 
-# --- by chance ------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
 def left_over(logits: list[float], top_k: int, top_p: float, min_p: float, temperature: float):
-    """The probabilities of what the limits leave, token by token."""
+    """Returns the probability of each token after the limits are applied."""
     weights = [math.exp(value / temperature) for value in logits]
     left = sorted(range(len(weights)), key=lambda token: -weights[token])
     if top_k > 0:
@@ -325,7 +326,7 @@ def test_tokens_come_as_often_as_they_should(device, limits):
     expected = torch.tensor(left_over(logits.tolist(), **defaults | limits))
     frequency = tokens.bincount(minlength=12) / draws
     assert not frequency[expected == 0].any()
-    # Six standard deviations, which no run of the tests will see.
+    # Six standard deviations, which should never occur.
     allowed = 6 * (expected * (1 - expected) / draws).sqrt() + 1e-6
     assert ((frequency - expected).abs() <= allowed).all()
 
@@ -360,7 +361,7 @@ def test_half_precision_logits_are_sampled(device):
     assert sample(logits - 100 * torch.arange(8, device=device), top_k=0).unique().tolist() == [0]
 
 
-# --- what else a call does ------------------------------------------------------------------------
+# --- other effects of a call ----------------------------------------------------------------------
 
 
 class Listener:
@@ -424,7 +425,7 @@ def test_bad_arguments(options, message):
 
 
 def test_any_model_generates():
-    """It is called with position_ids, and needs allocate_inference_cache for CUDA graphs alone."""
+    """A model is called with position_ids, and needs allocate_inference_cache only for graphs."""
     from mamba_ssm.utils.generation import GenerationMixin
 
     class Counter(torch.nn.Module, GenerationMixin):

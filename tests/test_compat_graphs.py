@@ -1,4 +1,4 @@
-"""The CUDA graphs by which compat's models generate: what they are kept for, and when made anew."""
+"""The CUDA graphs by which compat's models generate: when they are reused and captured again."""
 
 import contextlib
 from functools import partial
@@ -57,7 +57,7 @@ def test_graphs_under_autocast(cuda_device):
 
 
 def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
-    """A layer goes on from its states by single tokens."""
+    """A layer continues from its states by single tokens, so larger graphs are refused."""
     from mamba_ssm.utils.generation import update_graph_cache
 
     model, _ = make(cuda_device)
@@ -77,7 +77,7 @@ def test_a_quantized_weight_is_known_by_its_parts():
 
 @pytest.fixture
 def captures(monkeypatch) -> list[tuple[int, int]]:
-    """The calls that are captured, without a GPU and in the place of graphs."""
+    """The shapes of the calls that would be captured; needs no GPU and captures no graphs."""
     calls = []
 
     def capture(model, params, shape, device, n_warmups):
@@ -90,7 +90,7 @@ def captures(monkeypatch) -> list[tuple[int, int]]:
 
 
 def switch_off(model):
-    """As peft's disable_adapter does."""
+    """Switches an adapter off as peft's disable_adapter does."""
     model.backbone.layers[1].mixer.in_proj._disable_adapters = True
 
 
@@ -129,7 +129,7 @@ def test_graphs_are_made_anew_for_what_no_tensor_tells(change, captures):
 
 
 class Recorded:
-    """Stands for a CUDA graph: a replay runs the call."""
+    """Replaces a CUDA graph; a replay runs the call."""
 
     def __init__(self, model, params, shape):
         self.model, self.params = model, params
@@ -146,7 +146,7 @@ class Recorded:
 
 
 def test_a_loop_of_its_own_runs_graphs(monkeypatch):
-    """As loops are written that were copied from upstream's decode."""
+    """Loops that were copied from upstream's decode can run the graphs."""
     from mamba_ssm.utils.generation import sample, update_graph_cache
 
     recorded = []
@@ -178,7 +178,7 @@ def test_a_loop_of_its_own_runs_graphs(monkeypatch):
 
 
 def test_graphs_are_made_anew_for_longer_sequences(captures):
-    """The states of a model with attention have places for so many tokens."""
+    """The states of a model with attention have room for a fixed number of tokens."""
     model, _ = make()
     update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4)
     first = update(cache=None, max_seqlen=9)

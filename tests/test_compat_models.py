@@ -38,7 +38,7 @@ def test_published_weights_load_strictly(device, dtype):
     assert model.state_dict().keys() == weights.keys()
     logits = model(tokens.to(device)).logits
     assert logits.dtype == dtype
-    # residual_in_fp32 rounds what is float64 otherwise.
+    # In a float64 model, residual_in_fp32 rounds the residual.
     rounding = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-6}[dtype]
     assert error(logits.cpu(), reference_logits(weights, tokens)) < rounding
     for name in ("A_log", "D"):
@@ -76,7 +76,7 @@ def test_kinds_of_blocks(rms_norm, fused, d_intermediate, device):
     weights = {name: weight.cpu() for name, weight in model.state_dict().items()}
     expected = reference_logits(weights, tokens)
     assert error(model(tokens.to(device)).logits.cpu(), expected) < 1e-12
-    every = model(tokens.to(device), num_last_tokens=-1).logits  # as upstream has it
+    every = model(tokens.to(device), num_last_tokens=-1).logits  # as upstream defines it
     assert error(every.cpu(), expected) < 1e-12
     last = model(tokens.to(device), num_last_tokens=2).logits
     assert error(last.cpu(), expected[:, -2:]) < 1e-12
@@ -94,8 +94,8 @@ def test_embeddings_are_padded_and_tied(is_tied):
 
 @pytest.mark.parametrize("d_intermediate", [0, 64])
 def test_initial_weights(d_intermediate):
-    """With MLPs upstream's model without a head counts two additions of each block, and that with a
-    head one."""
+    """Initial weights are scaled as upstream's: with MLPs, its model without a head counts two
+    residual additions per block, and the model with a head only one."""
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel, MixerModel
 
     options = published_config() | {"d_intermediate": d_intermediate, "ssm_cfg": {"bias": True}}
@@ -131,7 +131,7 @@ def test_gated_mlp(device):
 
 
 def test_calls_of_version_1():
-    """It had no d_intermediate; what its users give by name runs."""
+    """Calls of version 1, which had no d_intermediate, run if they name their arguments."""
     from mamba_ssm.models.mixer_seq_simple import MixerModel, _init_weights, create_block
 
     block = create_block(DIM, ssm_cfg={"d_state": 4}, rms_norm=True, layer_idx=2)
@@ -280,7 +280,7 @@ def test_fields_of_the_configuration():
 
 
 def step_by_step(model: nn.Module, tokens: torch.Tensor, prompt: int = 4) -> torch.Tensor:
-    """Logits of a prompt and of each token behind it."""
+    """Returns the logits of a prompt and of each token after it."""
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
     logits = [model(tokens[:, :prompt], inference_params=params).logits]
     for params.seqlen_offset in range(prompt, tokens.shape[1]):
@@ -290,7 +290,7 @@ def step_by_step(model: nn.Module, tokens: torch.Tensor, prompt: int = 4) -> tor
 
 
 class Wrapper(nn.Module):
-    """As packages put one around a model."""
+    """A wrapper like those that packages put around a model."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ def derive_backbone(model: nn.Module) -> None:
 
 
 def narrow_a_mixer(model: nn.Module) -> None:
-    """As structured pruning does."""
+    """Replaces a mixer by a narrower one, as structured pruning does."""
     block = model.backbone.layers[1]
     block.mixer = type(block.mixer)(DIM, d_state=2, expand=1, layer_idx=1)
 
@@ -341,7 +341,7 @@ def test_single_tokens_see_what_was_changed(change, fused):
 
 
 def test_a_head_learns_from_single_tokens():
-    """Of a model that does not."""
+    """The trainable head of a frozen model gets the same gradient from single tokens."""
     model, tokens = make_model(tie_embeddings=False), torch.randint(VOCAB, (2, 7))
     model.backbone.requires_grad_(False)
     gradients = [

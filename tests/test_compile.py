@@ -1,4 +1,5 @@
-"""The ops as PyTorch sees them: fake kernels, derivatives, torch.compile, make_fx, export."""
+"""The selective scan's ops in PyTorch: fake kernels, derivatives, torch.compile, make_fx,
+export."""
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from problem import TENSORS, Case, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn, selective_scan_ref
 from test_s6 import KINDS
 
-SEQLENS = (16, 33, 64, 100, 257)  # no, one and several saved states among them
+SEQLENS = (16, 33, 64, 100, 257)  # with no, one and several saved states
 SMALL = Case(dim=4, seqlen=70, dstate=3, delta_softplus=False)
 MINIMAL = SMALL.with_(D=False, z=False, delta_bias=False, initial_state=False)
 CASES = (
@@ -45,7 +46,7 @@ def ops():
 
 
 def arguments(case, device, requires_grad):
-    """The forward op's arguments but save_states."""
+    """Returns the forward op's arguments without save_states."""
     given = inputs_on(case, device)
     for tensor in given.values():
         if tensor is not None:
@@ -81,7 +82,7 @@ def test_opcheck_of_the_backward_op(case, device):
 
 
 def half_of_a_wider_tensor(like):
-    if like.numel() == 0:  # opcheck takes no slice that begins behind the end of its storage
+    if like.numel() == 0:  # opcheck takes no slice that begins past the end of its storage
         return torch.empty_like(like)
     return torch.cat((like, like), -1).chunk(2, -1)[1]
 
@@ -104,7 +105,7 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
     "case", [SMALL, MINIMAL, SMALL.with_(dstate=1, seqlen=16), CASES[-1]], ids=str
 )
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
-    """Eager calls take a shorter way to the kernels than the op's registered derivative."""
+    """Eager calls bypass the op's registered derivative, and give the same bits."""
     inputs = arguments(case, device, True)
     leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
     names = ("discretization_method", "initial_state", "reverse", "cu_seqlens", "input_delta")
@@ -143,7 +144,7 @@ def test_a_gradient_of_a_subclass_of_tensor(device):
 
 
 def test_dispatch_modes_see_the_ops(device):
-    """Those of the function's shorter way are nobody else's business."""
+    """Dispatch modes see the public ops, not the internal ones of the function's shorter way."""
     inputs = list(inputs_on(MINIMAL, device).values())[:5]
     with Ops() as seen:
         gradients([selective_scan_fn(*inputs)], inputs)
@@ -215,7 +216,7 @@ def test_checkpointing(use_reentrant, device):
     inputs = list(inputs_on(MINIMAL, device).values())[:5]
     expected = gradients([selective_scan_fn(*inputs)], inputs)
     out = checkpoint(selective_scan_fn, *inputs, use_reentrant=use_reentrant)
-    if use_reentrant:  # supports backward() alone
+    if use_reentrant:  # supports backward() only
         out.sum().backward()
         actual = [tensor.grad for tensor in inputs]
     else:
@@ -312,7 +313,7 @@ def test_make_fx(tracing_mode, device):
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_jit_trace_of_s6_with_gradients(device):
-    """PyTorch traces twice and compares, the second time without gradients."""
+    """PyTorch traces twice and compares the traces, the second time without gradients."""
     model = S6(8, d_state=4, device=device)
     traced = torch.jit.trace(model, torch.randn(2, 70, 8, device=device))
     x = torch.randn(3, 80, 8, device=device)

@@ -1,4 +1,4 @@
-"""The scalar core (csrc/core) against mpmath: values, derivatives, conversions."""
+"""The scalar core (csrc/core) against mpmath: values, derivatives, steps, conversions."""
 
 import mpmath
 import numpy as np
@@ -18,7 +18,7 @@ def random(seeded):
 
 
 def spread(random, count, dtype, low=1e-12, high=80.0):
-    """Numbers of either sign or any phase: half of them log-uniform in modulus, half uniform."""
+    """Draws numbers of either sign or any phase: half log-uniform in modulus, half uniform."""
     modulus = np.where(
         random.random(count) < 0.5,
         np.exp(random.uniform(np.log(low), np.log(high), count)),
@@ -34,7 +34,8 @@ def test_the_methods_are_those_of_the_matrix(core):
 
 
 def assert_within(errors, x, limit=4.0):
-    """Complex values gather a few more roundings: one in a thousand may be half an ulp worse."""
+    """Asserts a limit in ulps. Complex values accumulate more roundings: one in a thousand may
+    exceed the limit by half an ulp."""
     worst = int(np.argmax(errors))
     text = f"{errors[worst]:.2f} ulp at {x[worst]!r}"
     if np.iscomplexobj(x):
@@ -53,7 +54,7 @@ def test_phi1_logarithmic_derivative(core, random, dtype):
 
 
 SERIES = ("poly", "highorder", "rk4")
-# Also by the formula that takes their coefficients at run time.
+# The series methods also run by the formula that takes their coefficients at run time.
 FORMULAS = (*METHODS, *(f"series:{method}" for method in SERIES))
 
 
@@ -62,7 +63,7 @@ def method_of(formula):
 
 
 def poles(random, count, dtype):
-    """Steps and poles with |x| from 1e-9 to 20, some of them 0 exactly, some unstable."""
+    """Draws steps and poles with |x| from 1e-9 to 20; some are exactly 0, some unstable."""
     real = np.finfo(dtype).dtype
     delta = np.exp(random.uniform(np.log(1e-5), np.log(2), count)).astype(real)
     A = spread(random, count, dtype, 1e-4, 10.0)
@@ -72,7 +73,7 @@ def poles(random, count, dtype):
 
 
 def assert_close(actual, expected, name):
-    """Relative to the exact value, with an allowance for x = delta * A being rounded first."""
+    """Asserts closeness relative to the exact value, allowing for the rounding of x = delta * A."""
     epsilon = np.finfo(actual.dtype).eps
     for got, (want, condition) in zip(actual, expected, strict=True):
         error = abs(exact.number(got) - want)
@@ -89,8 +90,8 @@ def test_coefficients(core, random, formula, dtype):
         step, pole = exact.number(step), exact.number(pole)
         abar, bbar = exact.coefficients(method, step, pole)
         slopes = exact.derivatives(method, step, pole)
-        # x = delta * A is rounded before it is used: an error of one ulp of A, say. The series of
-        # some methods cancel for x < 0; their terms are at most those at |x|.
+        # x = delta * A is rounded before it is used, which acts like an error of one ulp of A. The
+        # series of some methods cancel for x < 0; their terms are at most those at |x|.
         largest = exact.coefficients(method, step, abs(pole))[1] if method in SERIES else 0
         expected[0].append((abar, abs(pole * slopes[1])))
         expected[1].append((bbar, abs(pole * slopes[3]) + largest))
@@ -110,7 +111,7 @@ def test_derivatives(core, random, formula, dtype):
     for step, pole in zip(delta, A, strict=True):
         step, pole = exact.number(step), exact.number(pole)
         values = exact.derivatives(method, step, pole)
-        # By how much each changes if x changes by a relative epsilon, and the largest terms.
+        # How much each derivative changes with a relative change of x, and its largest terms.
         tiny = mpmath.mpf(10) ** -20
         moved = exact.derivatives(method, step, pole * (1 + tiny))
         largest = exact.derivatives(method, step, abs(pole)) if method in SERIES else [0] * 4
@@ -125,7 +126,7 @@ def test_derivatives(core, random, formula, dtype):
 @pytest.mark.parametrize("dtype", REAL + COMPLEX)
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
-    """Conjugate Wirtinger derivatives, as PyTorch's autograd has them."""
+    """A step's gradients are conjugate Wirtinger derivatives, like those of PyTorch's autograd."""
     delta, A = poles(random, 100, dtype)
     dabar, dbbar = spread(random, 100, dtype, 0.1, 3), spread(random, 100, dtype, 0.1, 3)
     ddelta, dA = core.step_gradient(formula, delta, A, dabar, dbbar)
@@ -152,7 +153,8 @@ def test_step_gradient_chains_the_derivatives(core, random, formula, dtype):
 def test_steps_and_their_gradients_follow_from_the_value_and_its_derivatives(
     core, random, formula, forms, dtype
 ):
-    """The forms that scans take: each formula's own, those derived for it, and ExactIncrements."""
+    """Every form of a step that scans use agrees with the value and the derivatives: each formula's
+    own forms, the derived ones, and ExactIncrements."""
     count = 300
     delta, A = poles(random, count, dtype)
     u = spread(random, count, np.float64, 0.1, 3)
@@ -172,7 +174,7 @@ def test_steps_and_their_gradients_follow_from_the_value_and_its_derivatives(
         "delta": (dabar * abar_delta.conj(), dbbar * bbar_delta.conj()),
         "u": (g * (bbar * B).conj(),),
     }
-    # Where abar, bbar/Δ or their derivatives are small, they may be differences of numbers near 1.
+    # If abar, bbar/Δ or their derivatives are small, they may be differences of numbers near 1.
     near_one = {
         "stepped": np.abs(h) + delta * np.abs(u * B),
         "h": np.abs(g),
@@ -235,8 +237,8 @@ def test_every_16_bit_pattern_converts_as_in_torch(core, name):
 
 @pytest.mark.parametrize("name", STORED)
 def test_rounding_to_16_bits_is_that_of_torch(core, random, name):
-    """Random bit patterns of floats, and the midpoints between stored numbers with their
-    neighbours, where ties go to even."""
+    """Random bit patterns of floats, and the midpoints between stored numbers with their neighbors,
+    round as in torch; ties go to even."""
     patterns = random.integers(0, 2**32, 200_000, dtype=np.uint32).view(np.float32)
     ordered = getattr(core, f"float_from_{name}")(np.arange(2**15, dtype=np.uint16))
     ordered = ordered[np.isfinite(ordered)].astype(np.float64)

@@ -1,5 +1,5 @@
-"""Denormal numbers on the CPU: our tasks take them as 0, whoever calls finds the processor's mode
-unchanged, and float16 keeps its own, which are ordinary numbers in float32."""
+"""Denormal numbers on the CPU: tasks treat them as 0, the calling thread's mode stays as it was,
+and float16 keeps its denormals, which are normal numbers in float32."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def scan(x: Tensor, *, dstate=16, is_complex=False, matrix=False, **options) -> 
 
 
 def packed(x: Tensor, **options) -> tuple[Tensor, ...]:
-    """Long sequences and short ones."""
+    """Packs long and short sequences."""
     seqlen = x.shape[-1]
     bounds = torch.tensor([0, 5, 9, seqlen // 2, seqlen - 7, seqlen])
     return scan(x, cu_seqlens=bounds, **options)
@@ -74,7 +74,7 @@ def update(x: Tensor) -> tuple[Tensor, ...]:
 
 def diagonal(x: Tensor, is_complex=False) -> tuple[Tensor, ...]:
     a = torch.rand(x.shape, dtype=wide(x))
-    if is_complex:  # half precision there is not
+    if is_complex:  # there is no complex half precision
         a, x = a.to(a.dtype.to_complex()), x.to(a.dtype)
     return (diagonal_scan_fn(a, x),)
 
@@ -98,7 +98,7 @@ def conv_update(x: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Operator:
-    """Of results in proportion to x, a function of x of this shape."""
+    """A function of x, which has this shape; its results are proportional to x."""
 
     call: Callable[[Tensor], tuple[Tensor, ...]]
     shape: tuple[int, ...]
@@ -136,17 +136,17 @@ OPERATORS = {
 of_operators = pytest.mark.parametrize("name", OPERATORS)
 
 
-# --- what a call does -----------------------------------------------------------------------------
+# --- effects of a call ----------------------------------------------------------------------------
 
 
 def normal(operator: Operator, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Numbers of that size, of either sign."""
+    """Returns numbers of about this size, of either sign."""
     sign = torch.randn(operator.shape, dtype=F64).sign()
     return (scale * (1 + torch.rand(operator.shape, dtype=F64)) * sign).to(dtype)
 
 
 def denormal_like(x: Tensor) -> Tensor:
-    """As integers: arithmetic might flush them."""
+    """Returns random denormals, made as integers because arithmetic might flush them."""
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
     size = int(torch.tensor(torch.finfo(x.dtype).tiny, dtype=x.dtype).view(bits))
     return torch.randint(1, size, x.shape, dtype=bits).view(x.dtype)
@@ -160,7 +160,7 @@ def gradient(operator: Operator, x: Tensor, cotangents: Callable[[Tensor], Tenso
 
 
 def check_zeros(name: str, dtype: torch.dtype) -> None:
-    """Denormal inputs and cotangents are 0, and so is all that they make; others are not."""
+    """Asserts that denormal inputs and cotangents give zeros throughout, and normal ones do not."""
     operator = OPERATORS[name]
     x = normal(operator, dtype)
     assert all(result.any() for result in operator.call(x))
@@ -172,7 +172,7 @@ def check_zeros(name: str, dtype: torch.dtype) -> None:
 
 
 def flushes() -> bool:
-    """Whether this thread's arithmetic does, results and operands."""
+    """Returns whether this thread's arithmetic flushes results and operands."""
     tiny = torch.finfo(F32).tiny
     result = torch.tensor(tiny).mul(0.5).view(torch.int32).item() == 0
     operand = torch.tensor(1, dtype=torch.int32).view(F32).mul(2.0**100).item() == 0
@@ -196,7 +196,7 @@ def flush_mode(on: bool):
 
 
 def check_mode(name: str) -> None:
-    """The calling thread's is as it was, on or off, and that of the others is off."""
+    """Asserts that the calling thread's mode is unchanged, on or off, and others' stays off."""
     operator = OPERATORS[name]
     assert not any_thread_flushes()
     for on in (False, True):
@@ -210,7 +210,7 @@ def check_mode(name: str) -> None:
 
 
 def check_all() -> None:
-    """All operators on three threads, by the kernels that the environment asks for."""
+    """Checks all operators on three threads, by the kernels that the environment selects."""
     torch.set_num_threads(3)
     for name in OPERATORS:
         for dtype in (F32, F64, BF16):
@@ -235,27 +235,28 @@ def test_the_callers_mode_stays(name, threads, set_threads):
 
 
 def start_threads() -> None:
-    """Has a call start them."""
+    """Makes a call start the threads."""
     torch.set_num_threads(3)
     update(torch.ones(5, 520))
     assert not any_thread_flushes()
 
 
 def test_threads_that_a_call_starts_keep_denormals():
-    """A thread inherits the mode of the one that starts it."""
+    """Threads that a call starts do not flush, although they inherit their creator's mode."""
     process = multiprocessing.get_context("spawn").Process(target=start_threads)
     process.start()
     process.join()
     assert process.exitcode == 0
 
 
-# --- which values ---------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("shape", [(40, 1200), (2, 1200), (1, 5000)])
 def test_what_decays_is_zero_below_the_normal_numbers(dtype, shape):
-    """An impulse, halved in each step, and the same from the gradient of the last step back."""
+    """An impulse that halves at each step becomes 0 below the normal numbers, and so does the
+    gradient of the last step on its way back."""
     b = torch.zeros(shape, dtype=dtype)
     b[:, 0] = 1
     b.requires_grad_()
@@ -273,11 +274,11 @@ def check_float16(name: str) -> None:
     seed = torch.initial_seed()
     results = []
     for argument in (x, x.float()):
-        torch.manual_seed(seed)  # the same of what else there is
+        torch.manual_seed(seed)  # for the same other inputs
         results.append(operator.call(argument))
     for actual, expected in zip(*results, strict=True):
         assert actual.any(), name
-        # Of a sum that cancels little is left: what counts is the size of the sum.
+        # Little is left of a sum that cancels, so the tolerance follows the largest result.
         size = float(expected.abs().max())
         spacing = 2.0**-24 if actual.dtype == HALF else 0
         torch.testing.assert_close(

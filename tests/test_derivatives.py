@@ -1,5 +1,4 @@
-"""Derivatives that operators refuse with a sentence: forward mode, and any of what is written in
-place."""
+"""Derivatives refused with a message: forward mode, and any of in-place operators."""
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ OPERATORS = ("selective_scan", "diagonal_scan", "adaptive_unitary_scan")
 
 @pytest.fixture(params=OPERATORS)
 def operator(request, device):
-    """(function, reference, inputs, name of one of them)."""
+    """The function, its reference, its inputs, and the name of one of them."""
     function = getattr(selective_scan, f"{request.param}_fn")
     reference = getattr(selective_scan, f"{request.param}_ref")
     if request.param == "selective_scan":
@@ -39,7 +38,7 @@ def test_forward_mode_refuses(operator):
             function(**{**inputs, name: dual})
         wanted = forward_ad.unpack_dual(reference(**{**inputs, name: dual})).tangent
         assert wanted is not None
-        function(**inputs)  # nothing to be lost
+        function(**inputs)  # no tangent to lose
 
     def of_one(value):
         return function(**{**inputs, name: value})
@@ -76,12 +75,12 @@ def test_forward_mode_of_a_layer_names_what_supports_it(device):
         torch.func.jvp(layer, (x,), (x,))
 
 
-# --- what is written in place ---------------------------------------------------------------------
+# --- operators in place ---------------------------------------------------------------------------
 
 
 @pytest.fixture(params=operator_calls.IN_PLACE)
 def call_in_place(request, device):
-    """(the op's name, function, its tensors)."""
+    """The op's name, the function and its tensors."""
     operator, _ = operator_calls.in_place(request.param, device)
     return operator.op.__name__, *operator_calls.make(request.param, device)
 

@@ -17,7 +17,7 @@ from problem import (
     run,
 )
 
-# Many channels to a group, so that there is something to add up in an arbitrary order.
+# Many channels per group, so that there are sums whose order could vary.
 CASES = [
     Case(
         batch=3, dim=96, groups=1, seqlen=257, dstate=16, complex=is_complex, method=method, **kind
@@ -34,7 +34,7 @@ CASES += [
     Case(batch=1, dim=4, groups=2, seqlen=3001, complex=is_complex, B=B)
     for is_complex, B in ((False, "grouped"), (True, "constant"))
 ]
-# Few vectors of channels, of whose sequences threads take segments if there are enough of them.
+# Few vectors of channels, whose sequences threads divide into segments if there are enough threads.
 CASES += [
     Case(batch=1, dim=dim, groups=1, seqlen=2600, dstate=5, method=method, **kind)
     for dim, method, kind in (
@@ -46,7 +46,7 @@ CASES += [
 ]
 
 
-# Shapes that different CUDA kernels take.
+# Shapes for the different CUDA paths.
 OF_PATHS = [
     *(prompt.BASE, prompt.WIDE, prompt.LONG),
     *dstate1.BASE.with_(dim=512, groups=1, seqlen=264).each(complex=(False, True), dtype=FLOATS),
@@ -57,7 +57,7 @@ OF_PATHS = [
         for B, C in (("constant", "grouped"), ("grouped", "constant"))
     ),
 ]
-# These in sizes that would take a CPU long.
+# Cases whose sizes would take long on a CPU.
 ON_CUDA = [
     *paths.SEGMENTS.values(),
     *itertools.chain.from_iterable(

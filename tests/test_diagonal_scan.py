@@ -29,10 +29,10 @@ HALF, BF16 = torch.float16, torch.bfloat16
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes one axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     shape: tuple[int, ...] = (2, 5, 67)
-    a_shape: tuple[int, ...] | None = None  # None: as b
+    a_shape: tuple[int, ...] | None = None  # None: that of b
     a: torch.dtype = F32
     b: torch.dtype = F32
     initial_state: torch.dtype | None = F32
@@ -47,7 +47,7 @@ class Case(Axes):
 def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
     draws = Draws(case)
     shape = case.shape if case.a_shape is None else case.a_shape
-    modulus = draws.uniform(0, 0.9, *shape)  # memory of ten steps at most
+    modulus = draws.uniform(0, 0.9, *shape)  # memory of at most ten steps
     a = draws.normal(*shape, dtype=case.a.to_complex() if case.a.is_complex else F64)
     a = (modulus * torch.sgn(a)).to(case.a)
     tensors = {"a": a, "b": draws.normal(*case.shape, dtype=case.b), "initial_state": None}
@@ -57,13 +57,13 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
 
 
 def solve(scan, inputs, cotangent, **options):
-    """h and the gradients of what is there."""
+    """Returns h and the gradients of the inputs that are not None."""
     h = scan(**inputs, **options)
     return {"h": h} | differentiate({"h": h}, inputs, {"h": cotangent.to(h.dtype)})
 
 
 def scan_by_adjoint(a, b, initial_state=None, reverse=False):
-    """What diagonal_scan_ref computes, its backward pass a loop of its own, which takes a tenth."""
+    """Computes diagonal_scan_ref with a separate loop as backward pass, in a tenth of its time."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     steps = [tensor.to(dtype).broadcast_to(b.shape).movedim(-1, 0) for tensor in (a, b)]
     a, b = (tensor.flip(0) for tensor in steps) if reverse else steps
@@ -78,11 +78,11 @@ def exact_results(case: Case, inputs, cotangent):
 
     wide = moved(inputs, F64)
     exact = reference(wide, cotangent)
-    # Where a is broadcast its gradient is a sum, whose terms have independent rounding errors.
+    # If a is broadcast, its gradient is a sum whose terms have independent rounding errors.
     wide |= moved({"a": wide["a"].broadcast_to(case.shape)}, F64)
     cancellation = {"da": reference(wide, cotangent)["da"]}
     if case.initial_state is not None:
-        # The sum over all steps is one number per channel.
+        # The sum over all steps is a single number per channel.
         sizes = moved({name: tensor.abs() for name, tensor in wide.items()}, F64)
         sums = reference(sizes, cotangent.abs())
         cancellation["dinitial_state"] = sums["dinitial_state"]
@@ -99,7 +99,7 @@ def roundoff(dtype: torch.dtype) -> float:
 def check(case: Case, device: str) -> None:
     inputs = make(case, device)
     cotangent = Draws((case, "dh")).normal(*case.shape, dtype=case.result_dtype).to(device)
-    if case.layout == "channel_last":  # as what is behind the scan gives it
+    if case.layout == "channel_last":  # as the next operation produces it
         cotangent = lay_out(cotangent, case.layout)
     exact, cancellation = exact_results(case, inputs, cotangent)
     actual = solve(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
@@ -115,7 +115,7 @@ def check(case: Case, device: str) -> None:
         source = inputs.get(name[1:])
         assert value.dtype == (case.result_dtype if source is None else source.dtype), name
         assert value.shape == exact[name].shape, name
-        # da is computed from h as it was rounded; everything else is rounded once, at the end.
+        # da is computed from the rounded h; everything else is rounded once, at the end.
         rounded = max(roundoff(value.dtype), roundoff(case.result_dtype) * (name == "da"))
         factor = cancellation.get(name, 1.0)
         assert_accurate(name, value, exact, 8 * compute * factor, rounded * factor, plain)
@@ -162,7 +162,7 @@ def case_list():
         for a_shape in (None, (1,)):
             changed = base.with_(shape=shape, a_shape=a_shape)
             cases += [changed, with_dtypes(changed, C64, C64), with_dtypes(changed, BF16, F32)]
-    # Each dtype, alone or beside another, along time and across it, in segments and not.
+    # Each dtype, alone and with another one, along time and across it, with and without segments.
     alone = [(dtype, dtype) for dtype in (F32, BF16, HALF, F64, C64, C128)]
     for a, b in (*alone, (F32, BF16), (C64, F32)):
         kind = with_dtypes(base, a, b)
@@ -193,7 +193,7 @@ def test_the_adjoint_gives_what_the_reference_gives(dtypes, reverse):
 
 @pytest.mark.parametrize("leading", [(), (None,)], ids=["same rank", "a lacks a dim of b"])
 def test_many_row_dimensions(leading, device):
-    """More dimensions than a kernel takes, none of which can be merged with its neighbour."""
+    """More dimensions than a kernel takes, none of which can be merged with its neighbor."""
     shape = (2,) * 11 + (5,)
     order = [*range(0, 11, 2), *range(1, 11, 2), 11]
     inverse = sorted(range(12), key=order.__getitem__)
@@ -213,7 +213,7 @@ def test_many_row_dimensions(leading, device):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("rows", [3, 700])
 def test_what_an_unstable_system_does_to_nothing(rows, layout, pole, device):
-    """Steps may grow by a factor that overflows while the state, or its gradient, is still 0."""
+    """A growth that overflows does no harm while the state, or its gradient, is still 0."""
     shape = (1, rows, 5000)
     a = lay_out(torch.full(shape, pole), layout).to(device).requires_grad_()
     b = torch.zeros(shape)
@@ -237,7 +237,7 @@ def test_long_rows_against_scipy(seqlen, dtype, device):
     for row in range(2):
         exact = scipy.signal.lfilter([1.0], [1.0, -pole[row].item()], b[row].double().numpy())
         error = np.linalg.norm(h[row].double().numpy() - exact) / np.linalg.norm(exact)
-        # Every rounding dies out as the state does, within 1/(1 - 0.999) steps.
+        # Every rounding error decays like the state, within 1/(1 - 0.999) steps.
         assert error < 100 * roundoff(dtype)
 
 
@@ -326,7 +326,7 @@ def test_opcheck(case, device):
     )
 
 
-# --- CUDA alone -----------------------------------------------------------------------------------
+# --- CUDA only ------------------------------------------------------------------------------------
 
 
 def test_side_stream_and_graph(cuda_device):

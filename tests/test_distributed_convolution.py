@@ -1,4 +1,4 @@
-"""The convolution over several ranks gives what one device gives of the whole sequence."""
+"""The convolution over several ranks gives the results of one device for the whole sequence."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ra
 
 
 def convolution(width: int, dtype: torch.dtype, has_states: bool = True) -> dict:
-    """Inputs, and the gradients of the outputs."""
+    """Returns inputs and the gradients of the outputs."""
     random = problem.generator(f"convolution {width} {dtype}")
 
     def normal(*shape):
@@ -30,7 +30,7 @@ def convolution(width: int, dtype: torch.dtype, has_states: bool = True) -> dict
 
 
 def convolve(values: dict, share: float, call) -> dict:
-    """Outputs and gradients; `share` is the final states' gradient's."""
+    """Returns outputs and gradients; `share` scales the final states' gradient."""
     names = ("x", "weight", "bias", "initial_states")
     inputs = {
         name: values[name] if values[name] is None else values[name].clone().requires_grad_()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ra
 
 
 def lose_a_rank(group, device: str) -> str | None:
-    """What is raised where the last rank ends before a backward pass."""
+    """Returns what is raised if the last rank ends before a backward pass."""
     out = distributed.selective_scan_fn(**problem.inputs_on(Case(), device), group=group)
 
     def backward() -> None:
@@ -39,11 +39,11 @@ def test_a_rank_that_dies_ends_the_others(tmp_path):
 
 @pytest.mark.cuda
 def test_a_rank_that_dies_ends_the_others_on_gpus(tmp_path):
-    """Once the group's timeout is over NCCL's watchdog ends the process, if nothing was raised."""
+    """If nothing is raised, NCCL's watchdog ends the process after the group's timeout."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     ranks = Ranks(2, tmp_path, "cuda", timeout=10)
-    with contextlib.suppress(EOFError):  # of a process that has ended
+    with contextlib.suppress(EOFError):  # the process has ended
         assert all(ranks(lose_a_rank, "cuda", answering=1))
     ranks.close()
 
@@ -88,7 +88,7 @@ def test_bad_calls_are_refused(ranks):
 
 
 def calls_by_gloo(_, device: str) -> list[str]:
-    """What is raised where gloo's group is given a GPU's tensors, fake ones without a GPU."""
+    """Returns what is raised if a group of gloo gets a GPU's tensors, fake ones without a GPU."""
     group = dist.new_group(backend="gloo")
     mesh = dist.DeviceMesh.from_group(group, "cuda")
     ops, name = torch.ops.selective_scan, group.group_name

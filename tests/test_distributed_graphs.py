@@ -1,4 +1,4 @@
-"""Passes over several ranks as CUDA graphs give what eager ones give."""
+"""CUDA graphs of passes over several ranks give the results of eager passes."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ BATCH, SEQLEN, D_MODEL, DSTATE = 2, 600, 32, 4
 
 
 def make_layer(group, device: str, options: dict):
-    """A forward and backward pass of a model of a layer, and its inputs."""
+    """Returns a forward and backward pass of a model, and its inputs."""
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     model = S6(D_MODEL, DSTATE, device=device, **options)
     model = distributed.parallelize(model, mesh, sequence_dim="sequence")
@@ -28,7 +28,7 @@ def make_layer(group, device: str, options: dict):
 
 
 def make_scan(group, device: str, options: dict):
-    """The same of a scan, from a state to another."""
+    """Returns a pass of a scan from an initial to a last state, and its inputs."""
     u, delta, dout = torch.randn(3, BATCH, D_MODEL, SEQLEN, device=device).unbind()
     A = -torch.rand(D_MODEL, DSTATE, device=device)
     B, C = torch.randn(2, BATCH, DSTATE, SEQLEN, device=device).unbind()
@@ -53,7 +53,7 @@ def make_scan(group, device: str, options: dict):
 def replay(group, make, device: str, options: dict) -> None:
     torch.manual_seed(0)
     step, inputs = make(group, device, options)
-    # NCCL's own thread may ask meanwhile for what was called before.
+    # NCCL's own thread may query earlier work during the capture.
     graph, captured = capture(step, capture_error_mode="thread_local")
     for scale in (1.0, 0.5, -2.0):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The layer over several ranks, as one operator, gives what it gives on one device."""
+"""The layer over several ranks, as one operator, gives its results on one device."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ SINGLE = {"rtol": 1e-3, "atol": 1e-4}
 
 
 def draw(batch: int, seqlen: int, width: int, dtype: torch.dtype, has_biases: bool) -> dict:
-    """The inputs of a layer by name, and the gradient of its output."""
+    """Returns a layer's named inputs and the gradient of its output."""
     shapes = {
         "hidden": (batch, seqlen, D_MODEL),
         "in_proj_weight": (2 * DIM, D_MODEL),
@@ -48,7 +48,7 @@ def draw(batch: int, seqlen: int, width: int, dtype: torch.dtype, has_biases: bo
 
 
 def arguments_of(tensors: dict, options: dict) -> tuple:
-    """The operator's, up to the residual."""
+    """Returns the operator's arguments up to the residual."""
     *others, D, delta_bias = (tensors[name] for name in NAMES)
     return (
         *(tensors["hidden"], *others, None, D, delta_bias, True),
@@ -59,7 +59,7 @@ def arguments_of(tensors: dict, options: dict) -> tuple:
 
 
 def run(operator, tensors: dict, options: dict, *own: object, passes: int = 1) -> dict:
-    """The output, and the gradients of all inputs, of each pass."""
+    """Returns the output and the gradients of all inputs; more passes must give the same bits."""
     tensors = {name: t if t is None else t.clone() for name, t in tensors.items()}
     dout = tensors.pop("dout")
     inputs = {name: t.requires_grad_() for name, t in tensors.items() if t is not None}
@@ -160,12 +160,12 @@ def node_of_a_layer(group, device: str, is_hooked: bool) -> str:
 def test_a_layer_is_one_node(ranks):
     for name in ranks(node_of_a_layer, ranks.device, False):
         assert "mamba_inner_of_ranks" in name
-    for name in ranks(node_of_a_layer, ranks.device, True):  # parts are called, which hooks see
+    for name in ranks(node_of_a_layer, ranks.device, True):  # parts are called for hooks to see
         assert "mamba_inner_of_ranks" not in name
 
 
 def lose_a_rank(group, tensors: dict) -> str | None:
-    """What is raised in a layer where the last rank is not there any more."""
+    """Returns what is raised in a layer if the last rank no longer exists."""
     from selective_scan.distributed._mamba_inner import MAMBA_INNER_OF_RANKS
 
     arguments = (*arguments_of(tensors, {}), group.group_name)

@@ -1,4 +1,4 @@
-"""Models over several ranks give what they give on one device."""
+"""Models over several ranks give their results on one device."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ D_MODEL = 8
 
 
 def make_model(options: dict) -> S6:
-    """`change` names what happens to each of its layers."""
+    """Creates a model; `change` names a change of each of its layers."""
     torch.manual_seed(0)
     options = {"depth": 2, **options}
     change = CHANGES[options.pop("change", "none")]
@@ -47,12 +47,12 @@ CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook}
 
 
 def draw(batch: int, seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """An input, and the gradient of the output."""
+    """Returns an input and the gradient of the output."""
     return tuple(torch.randn(2, batch, seqlen, D_MODEL, dtype=torch.float64).unbind())
 
 
 def run_model(model, x: torch.Tensor, dout: torch.Tensor) -> dict:
-    """The output and all gradients, whole ones of whole parameters."""
+    """Returns the output and all gradients; a sharded gradient is made whole."""
     x = x.clone().requires_grad_()
     out = model(x)
     out.backward(dout)
@@ -68,7 +68,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def surround(model: S6, around: str, mesh: dist.DeviceMesh):
-    """Has a model do what is done around parallel ones; `mesh` has the ranks of the sequence."""
+    """Wraps a parallel model as users do; `mesh` has the ranks of the sequence."""
     if around == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group())
     if around == "fsdp":
@@ -91,8 +91,9 @@ def run_own_steps(group, options: dict, data, lengths, device: str, around: str)
 
 
 def check(exact: dict, parts: list[dict], factor: int | None = None) -> None:
-    """Compares what ranks with a part of the steps each have with the whole. `factor` is that of a
-    parameter's gradient which all ranks have; by default its gradients are added."""
+    """Compares the results of ranks, each with a part of the steps, with those of the whole. The
+    gradients of a parameter are added, unless all ranks have the same one, which is multiplied by
+    `factor`."""
     for name, expected in exact.items():
         values = [part[name] for part in parts]
         if name in ("out", "x"):
@@ -127,12 +128,13 @@ def test_sequences(ranks, options):
 
 @pytest.mark.parametrize("around", ["ddp", "fsdp", "compile"])
 def test_sequences_within_others(ranks, around):
-    depth = 1 if around == "compile" else 2  # that takes time
+    depth = 1 if around == "compile" else 2  # compilation takes time
     check_sequences(ranks, {"bidirectional": True, "depth": depth}, (11, 9), around)
 
 
 def run_copies(group, data, lengths, device: str) -> list[torch.Tensor]:
-    """What a model's copies make of a rank's steps: one in memory, and one that was saved whole."""
+    """Returns the outputs of a model's copies for a rank's steps: one in memory, one saved
+    whole."""
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     model = distributed.parallelize(make_model({}).to(device), mesh, sequence_dim="sequence")
     file = io.BytesIO()
@@ -154,7 +156,7 @@ def test_copies_of_a_model_of_sequences(ranks):
 
 
 def shape_of(ranks, rows: int) -> tuple[int, int]:
-    """Of a mesh of all ranks: `rows` for the sequence, the others for the channels."""
+    """Returns the shape of a mesh of all ranks: `rows` for the sequence, others for channels."""
     return rows, ranks.count // rows
 
 
@@ -178,7 +180,7 @@ def check_channels(ranks, options: dict, rows: int, around: str = "") -> None:
     data, shape = draw(2, 21), shape_of(ranks, rows)
     parts = ranks(run_own_channels, options, data, ranks.device, shape, around)
     same_steps = [parts[first : first + shape[1]] for first in range(0, len(parts), shape[1])]
-    for row in same_steps:  # these agree to the bit
+    for row in same_steps:  # these agree bit by bit
         assert all(torch.equal(part[name], row[0][name]) for part in row for name in ("out", "x"))
     exact = run_model(make_model(options), *data)
     check(exact, [row[0] for row in same_steps], rows if around == "fsdp" else None)
@@ -238,7 +240,7 @@ def test_compiled_channels(ranks):
 
 
 def take_steps(model, data: list, own=lambda tensor: tensor, scale: int = 1, optimizer=None):
-    """As many steps of gradient descent with momentum as there are data."""
+    """Takes a step of gradient descent with momentum for each pair of data."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for x, dout in data:
         optimizer.zero_grad()
@@ -253,8 +255,9 @@ def states(model, optimizer) -> dict:
 
 
 def go_on_elsewhere(group, data: list, device: str, shapes: list, folder: str) -> list[dict]:
-    """Takes the first step on one layout, saves, and takes the second one on each of `shapes`, from
-    what was saved. Returns the parameters; None is a layout of one device."""
+    """Takes the first step on one layout and saves a checkpoint, then takes the second step on each
+    of `shapes`, from that checkpoint. Returns the parameters. The shape None is the layout of one
+    device."""
     data = [tuple(tensor.to(device) for tensor in pair) for pair in data]
 
     def layout(shape):
@@ -302,7 +305,7 @@ def test_a_checkpoint_of_one_layout_is_one_of_all(ranks, first, tmp_path):
                 torch.testing.assert_close(result[name], parameter.detach(), rtol=1e-9, atol=1e-11)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def with_norm(norm: nn.Module) -> S6:

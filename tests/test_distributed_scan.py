@@ -1,4 +1,4 @@
-"""The scan over several ranks gives what one device gives of the whole sequence."""
+"""The scan over several ranks gives the results of one device for the whole sequence."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from selective_scan import distributed
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
 
 
-# How many steps of 70 each rank has.
+# The number of steps of each rank; a case has 70.
 LENGTHS = [(45, 25), (0, 40, 30), (33, 0, 37), (1, 62, 0, 7), (18, 17, 18, 17)]
 
 
@@ -22,7 +22,7 @@ def has_steps(name: str, tensor: torch.Tensor) -> bool:
 
 
 def own_steps(case: Case, name: str, tensor, lengths: tuple[int, ...], rank: int):
-    """The rank's part of an input or of a gradient of an output."""
+    """Returns the rank's part of an input or of the gradient of an output."""
     if tensor is None or not (name == "out" or has_steps(name, tensor)):
         return tensor
     factor = 2 if tensor.shape[-1] == 2 * case.seqlen else 1  # interleaved components
@@ -30,15 +30,15 @@ def own_steps(case: Case, name: str, tensor, lengths: tuple[int, ...], rank: int
 
 
 def shares(case: Case, count: int) -> list[float]:
-    """Of the gradient of the last state, which come back from the ranks: 1 in all. A rank that has
-    another gradient needs none."""
+    """Returns each rank's share of the last state's gradient; the shares sum to 1. A rank that has
+    another gradient may have none."""
     if "out" in case.cotangents:
         return [0.0, 0.25, 0.75, 0.0] if count > 2 else [0.0, 1.0]
     return [2.0**-rank for rank in range(1, count)] + [2.0 ** (1 - count)]
 
 
 def scan_own_steps(group, case: Case, lengths, device: str, compiled: bool = False, **options):
-    """Outputs and gradients of a rank."""
+    """Returns the outputs and gradients of a rank."""
     rank = dist.get_rank(group)
     inputs = {
         name: None
@@ -66,7 +66,7 @@ def scan_own_steps(group, case: Case, lengths, device: str, compiled: bool = Fal
 
 
 def put_together(case: Case, parts: list[dict], is_reduced: bool = False) -> dict:
-    """What one device would have returned."""
+    """Combines the ranks' results into those of one device."""
     whole = {}
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
@@ -128,7 +128,7 @@ def test_scan_from_the_last_rank(ranks, lengths):
         Case(cotangents=("out",)),
         Case(cotangents=("last_state",)),
         Case(batch=1, dim=1, groups=1, dstate=1),
-        Case(decay=1e-3),  # states that remember every rank's steps
+        Case(decay=1e-3),  # states that keep every rank's steps in memory
     ],
     ids=str,
 )
@@ -138,7 +138,7 @@ def test_scan_of_other_arguments(ranks, case):
 
 @pytest.mark.parametrize("name", ["channel_dtype", "initial_dtype"])
 def test_scan_in_double_precision_for_one_argument(ranks, name):
-    # All steps on one rank, since gradients of float32 tensors are rounded on each.
+    # All steps are on one rank, since each rank rounds the gradients of float32 tensors.
     check_scan(ranks, Case().with_(**{name: torch.float64}), (0, 70))
 
 

@@ -1,5 +1,5 @@
-"""README.md and docs/: examples run as printed, links lead somewhere, nothing public is missing.
-There, and in what the sources say, files have the names that they are called by."""
+"""README.md and docs/: examples run as printed, links lead to files, everything public is
+documented. Files that documents and sources mention exist by these names."""
 
 import ast
 import fnmatch
@@ -31,7 +31,7 @@ EXAMPLES = [
         re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
     )
 ]
-# Of links to other files, without what follows a #.
+# Matches the targets of links to other files, without the part after a #.
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 FOLDERS = (
     *("benchmarks", "csrc", "docs", "examples", "packaging", "selective_scan", "tests", "tools"),
@@ -45,11 +45,12 @@ FILES = sorted(
     if path.is_file() and "__pycache__" not in path.parts
 )
 CXX = (".cpp", ".cu", ".cuh", ".h")
-# A name of a file, perhaps with folders; * stands for anything. No part of a link, no <system.h>.
+# Matches file names, possibly with folders; * stands for anything. Excludes parts of links and
+# <system.h>.
 FILE_NAME = re.compile(
     r"(?<![\w./*<-])[\w.*/-]*[\w*]\.(?:cpp|cuh?|h|json|md|py|sh|toml|yaml)\b(?![\w(])"
 )
-# Names of files that are elsewhere: of the method that contributing.md adds, and of a model.
+# Names of files that are not here: of the method that contributing.md adds, and of a model.
 # llama.cpp is a program.
 FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json", "llama.cpp"}
 PUBLIC = [name for name in selective_scan.__all__ if not name.startswith("__")]
@@ -62,7 +63,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for what it writes
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     if "from transformers" in example:
         pytest.importorskip("transformers", reason="needs the package transformers")
     exec(compile(example, "<example>", "exec"), {"__name__": "__main__"})
@@ -72,7 +73,7 @@ TYPE_CHECKERS = {
     "mypy": ("--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch"),
     "basedpyright": ("--level=error",),
 }
-# Calls whose types only an overload gives.
+# Calls whose types depend on an overload.
 TYPED_CALLS = """
 import torch
 from selective_scan import adaptive_unitary_scan_fn, selective_scan_fn, selective_scan_ref
@@ -97,7 +98,7 @@ for convolve in (causal_conv1d_fn, causal_conv1d_ref):
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", TYPE_CHECKERS)
 def test_types_of_examples(checker, tmp_path, bindings_folder):
-    # Where an editable installation leads, which the checkers do not follow.
+    # The target of an editable installation, which the checkers do not follow.
     package = Path(selective_scan.__file__).resolve().parent.parent
     (tmp_path / "pyproject.toml").write_text(
         f'[tool.basedpyright]\ntypeCheckingMode = "standard"\nextraPaths = ["{package}"]\n'
@@ -105,13 +106,13 @@ def test_types_of_examples(checker, tmp_path, bindings_folder):
     (tmp_path / "typed_calls.py").write_text(TYPED_CALLS)
     for number, example in enumerate(EXAMPLES):
         (tmp_path / f"example_{number}.py").write_text(*example.values)
-    # What a checker cannot find, since it is there at run time alone, or must not read.
+    # Modules that a checker cannot find, since they exist only at run time, or must not read.
     for name in (*MODULES, "onnxruntime", "transformers"):
         stub = tmp_path.joinpath(*name.split("."), "__init__.pyi")
         stub.parent.mkdir()
         stub.write_text("from typing import Any\ndef __getattr__(name: str) -> Any: ...\n")
     command = (sys.executable, "-m", checker, *TYPE_CHECKERS[checker], ".")
-    # What mypy knows of PyTorch serves the next run, too.
+    # The next run reuses mypy's cache of PyTorch.
     environment = os.environ | {
         "MYPYPATH": str(package),
         "MYPY_CACHE_DIR": str(bindings_folder / "mypy"),
@@ -131,7 +132,7 @@ def test_links_lead_to_files(path):
 
 
 def said(path: Path) -> str:
-    """A text, or a source's comments and docstrings, without what its commands are given."""
+    """Returns a text, or a source's comments and docstrings, without values of command options."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in CXX:
         text = "\n".join(re.findall(r"//[^\n]*|/\*.*?\*/", text, re.S))
@@ -145,8 +146,9 @@ def said(path: Path) -> str:
 
 
 def is_file_of(path: Path, name: str) -> bool:
-    """Whether `path` can call a file by this name: one beside it or as seen from a folder above, or
-    else the only one in all folders. A document makes clear which of several it means."""
+    """Returns whether `path` may refer to a file by this name: relative to its folder or to one
+    above, or as the only file of that name in all folders. In a document the context tells which of
+    several files is meant."""
     if any((folder / name).exists() for folder in path.parents if folder.is_relative_to(ROOT)):
         return True
     pattern = "*/" + re.sub(r"^(\.\./)+", "", name).replace("NAME", "*")

@@ -1,4 +1,4 @@
-"""One state a channel, for which CUDA has kernels if A is real, against the reference."""
+"""One state per channel, for which CUDA has kernels if A is real, against the reference."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from problem import LAYOUTS, METHODS, Case, check
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 F32, F16, BF16 = FLOATS
-# Several tiles of channels to a group, the last one not full; whole vectors of 8 steps.
+# Several tiles of channels per group, the last one not full; whole vectors of 8 steps.
 BASE = Case(batch=2, dim=144, groups=2, seqlen=72, dstate=1)
 COMPLEX = BASE.with_(complex=True)
 
@@ -16,7 +16,7 @@ COMPLEX = BASE.with_(complex=True)
 def cases(base):
     yield from one_axis(base)
     yield from base.each(dtype=FLOATS, seqlen=(8, 31, 64, 70, 200))
-    # Whole vectors of 4 steps, those of VMamba's maps among them.
+    # Whole vectors of 4 steps, including those of VMamba's maps.
     yield from base.each(dtype=FLOATS, seqlen=(4, 28, 36, 196))
     yield from base.each(dtype=FLOATS, layout=LAYOUTS)
     # Vectors of both lengths, and none, in both directions and by every method.
@@ -33,14 +33,14 @@ def cases(base):
 
 
 def packed_cases():
-    """Complex numbers of two real ones side by side, which may have 2 bytes each."""
+    """Yields complex numbers stored as adjacent pairs of real ones, which may have 2 bytes each."""
     packed = COMPLEX.with_(B="packed_grouped", C="packed_grouped")
     yield from packed.each(dtype=FLOATS, method=("foh",))
     yield from packed.each(projection_dtype=(F16, BF16))
     yield COMPLEX.with_(B="packed", C="packed", groups=1, method="bilinear", delta_softplus=False)
 
 
-# Channels enough for CUDA to give eight to a warp, where it gives it one of fewer.
+# So many channels that a CUDA warp gets eight of them; with fewer channels it gets one.
 MANY = BASE.with_(batch=32)
 
 
@@ -55,28 +55,28 @@ def many_channels():
 
 
 def long_sequences():
-    """Several windows of one channel each."""
+    """Yields sequences of several windows, each of a single channel."""
     yield from BASE.each(dtype=FLOATS, seqlen=(256, 264, 520, 523))
     yield from BASE.each(dtype=FLOATS, seqlen=(524, 776), reverse=(True,))
-    yield from BASE.each(dtype=FLOATS, seqlen=(1044,))  # of vectors of 4 steps
+    yield from BASE.each(dtype=FLOATS, seqlen=(1044,))  # vectors of 4 steps
     yield from BASE.each(dtype=FLOATS, seqlen=(520,), layout=("channel_last",))
 
 
-# Channels so few that CUDA has four warps share each, where they have steps for it. A tile of them
-# is not full.
+# So few channels that on CUDA four warps share each of them, if there are enough steps. One tile is
+# not full.
 FEW = BASE.with_(dim=26)
 
 
 def few_channels():
-    """Rounds of windows, of which the last one is not full."""
+    """Yields sequences of several rounds of windows, of which the last is not full."""
     yield from FEW.each(dtype=FLOATS, seqlen=(520, 1024, 1032, 2312))
     yield from FEW.each(dtype=FLOATS, seqlen=(1304,), reverse=(True,))
     yield from one_axis(FEW.with_(dtype=F16, seqlen=1288))
 
 
 def large_tiles():
-    """Three and four channels of four warps to a block backward, on a GPU that has these do more
-    at a time than two."""
+    """Yields cases whose backward blocks have three or four channels of four warps, on a GPU that
+    processes more channels at a time that way than with two."""
     large = FEW.with_(batch=1, dtype=F16)
     yield large.with_(dim=384, groups=4, seqlen=2312)
     yield large.with_(dim=400, groups=1, seqlen=2400, z=False, reverse=True)
@@ -97,7 +97,7 @@ def test_many_channels(case, cuda_device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 def test_what_an_unstable_system_does_to_nothing(dtype, device):
-    """Steps may grow by a factor that overflows while the state, or its gradient, is still 0."""
+    """A growth that overflows does no harm while the state, or its gradient, is still 0."""
     shape = (1, 144, 2048)
     u = torch.zeros(shape, device=device)
     u[..., -2:] = 1

@@ -1,5 +1,4 @@
-"""The operators of one device on DTensors, sharded by batch or by channels, give what they give on
-whole tensors."""
+"""Operators on DTensors, sharded by batch or by channels, give the results of whole tensors."""
 
 import functools
 
@@ -19,7 +18,7 @@ WIDE = Case(batch=4, dim=8, groups=1, seqlen=20)
 
 
 def mesh_of(group, device: str, where: tuple) -> dist.DeviceMesh:
-    """Of one dimension for each of `where`: what it splits, "batch", "dim" or None."""
+    """Returns a mesh whose dimensions split what `where` says: "batch", "dim" or None."""
     if len(where) == 1:
         return dist.DeviceMesh.from_group(group, device)
     return dist.init_device_mesh(device, (2, dist.get_world_size(group) // 2))

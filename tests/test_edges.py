@@ -45,7 +45,7 @@ def test_state_sizes_in_bfloat16(dstate, kind, device):
 
 
 def test_a_state_size_beyond_the_limit_works_or_is_refused(device):
-    # Of few channels, one whose 3000 terms of ddelta_bias cancel would count for all.
+    # With fewer channels, one whose 3000 terms of ddelta_bias cancel would dominate the error.
     case = Case(dstate=1000, dim=32, seqlen=3)
     try:
         actual = run(case, device)
@@ -116,7 +116,7 @@ def test_a_large_batch(device):
     check(Case(batch=70_000, dim=1, groups=1, seqlen=2, dstate=1), device)
 
 
-# What exceeds 2^31 elements: u and its like, the states saved for backward, or B and C.
+# By what exceeds 2^31 elements: sequences such as u, the states saved for backward, or B and C.
 LARGE = {
     "sequences": {"batch": 3, "dim": 4096, "seqlen": 180_000, "dstate": 1, "groups": 1},
     "states": {"batch": 1, "dim": 8192, "seqlen": 35_200, "dstate": 256, "groups": 1},
@@ -125,7 +125,8 @@ LARGE = {
 
 
 def assert_equal_but_for_rounding(actual, expected):
-    """Runs of other sizes divide the work otherwise, so single values may round the other way."""
+    """Asserts equality up to rounding: runs of other sizes divide the work differently, so single
+    values may round the other way."""
     atol = 2**-8 * expected.abs().max().item()
     torch.testing.assert_close(actual, expected, rtol=2**-6, atol=atol)
 
@@ -134,7 +135,7 @@ def assert_equal_but_for_rounding(actual, expected):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("what", LARGE)
 def test_more_elements_than_32_bits_count(what, layout, cuda_device):
-    """Slices of the result are those of a run on the slice."""
+    """A slice of the result agrees with a run on the slice."""
     batch, dim, seqlen, dstate, groups = LARGE[what].values()
     elements = {
         "sequences": batch * dim * seqlen,
@@ -146,7 +147,7 @@ def test_more_elements_than_32_bits_count(what, layout, cuda_device):
     # Partial sums of dB and dC, one for each block that runs at a time.
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
     needed += 8 * elements["projections"] * min(dim // groups // 5, multiprocessors)
-    torch.cuda.empty_cache()  # what earlier tests left behind counts as free
+    torch.cuda.empty_cache()  # earlier tests may have left memory in the cache
     free, _ = torch.cuda.mem_get_info()
     if free < needed:
         pytest.skip(f"needs {needed >> 30} GiB of free GPU memory, there are {free >> 30}")
@@ -167,7 +168,7 @@ def test_more_elements_than_32_bits_count(what, layout, cuda_device):
         zip(inputs, torch.autograd.grad(out, list(inputs.values()), dout), strict=True)
     )
 
-    # The first and the last channel of the last batch, by themselves.
+    # The first and the last channel of the last batch, each alone.
     for channel in (0, dim - 1):
         part = (slice(batch - 1, batch), slice(channel, channel + 1))
         group = channel // (dim // groups)
@@ -217,7 +218,7 @@ def assert_same_with(case, inputs, name, lazy, eager):
 
 @pytest.mark.parametrize("name", ["B", "C"])
 def test_packed_projections_as_views_of_complex_ones(name, device):
-    """view_as_real(...).flatten(-2): how packed projections come about."""
+    """Packed projections may be views of complex ones: view_as_real(...).flatten(-2)."""
     case = SMALL.with_(complex=True, seqlen=33)
     inputs = detached(inputs_on(case, device))
     packed = torch.view_as_real(inputs[name]).flatten(-2)
@@ -282,7 +283,7 @@ def test_a_single_input_requires_grad(name, is_complex, device):
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_a_gradient_may_have_stride_zero(is_complex, device):
-    """sum().backward() hands the operator an expanded scalar."""
+    """The gradient of out may be an expanded scalar, as from sum().backward()."""
     case = SMALL.with_(complex=is_complex)
     results = []
     for dense in (False, True):

@@ -1,4 +1,4 @@
-"""The exponential trapezoid: against its reference, the differential equation, itself in parts."""
+"""The exponential trapezoid: against its reference, the differential equation, and its parts."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from problem import (
 from selective_scan import exponential_trapezoid_fn, exponential_trapezoid_ref, selective_scan_fn
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-BOUNDS = (3, 20, 20, 21, 64, 68)  # a sequence without steps, one of a single one; steps of none
+BOUNDS = (3, 20, 20, 21, 64, 68)  # an empty sequence, one of one step; steps outside of any
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case(Axes):
     complex: bool = False
     B: str = "variable"
     C: str = "variable"
-    optional: bool = True  # whether D, z, delta_bias, softplus and an initial state are there
+    optional: bool = True  # has D, z, delta_bias, softplus and an initial state
     reverse: bool = False
     cu_seqlens: tuple[int, ...] | None = None
     layout: str = "contiguous"
@@ -45,7 +45,7 @@ PACKED = Case(batch=1, cu_seqlens=BOUNDS)
 
 
 def make(case: Case, device: str = "cpu") -> tuple[dict, dict]:
-    """Tensors as leaves that require grad, and options."""
+    """Returns tensors as leaves that require grad, and options."""
     random = generator(case.with_(layout="contiguous"))
 
     def normal(*shape, is_complex=False, dtype=case.dtype):
@@ -89,7 +89,7 @@ def make(case: Case, device: str = "cpu") -> tuple[dict, dict]:
 
 
 def solve(scan, tensors: dict, options: dict, dtype: torch.dtype | None = None) -> dict:
-    """out, the last state and gradients; in `dtype`, if given."""
+    """Returns out, the last state and gradients; computed in `dtype`, if given."""
     if dtype is not None:
         tensors = {
             name: t.detach().cpu().to(dtype.to_complex() if t.is_complex() else dtype)
@@ -141,7 +141,7 @@ def test_it_is_what_the_reference_says(case, device):
         tol = Tolerance(arithmetic, rounding, info.smallest_normal * info.eps + 1e-35)
         assert value.dtype == (tensors[name].dtype if name in tensors else value.dtype)
         if complaint(value, expected, tol) is not None:
-            # The terms of delta_bias' gradient may cancel, whoever adds them.
+            # The terms of the gradient of delta_bias may cancel in any implementation.
             plain = solve(exponential_trapezoid_ref, tensors, options)[name]
             assert complaint(value, expected, tol, [plain]) is None, name
 
@@ -168,7 +168,7 @@ def test_a_mix_of_one_is_zoh(device):
 @pytest.mark.parametrize(("mix", "order"), [(0.5, 2), (1.0, 1), (0.0, 1)])
 @pytest.mark.parametrize("A", [-1.5, -0.8 + 3j], ids=["real", "complex"])
 def test_its_order(A, mix, order, device):
-    """Of h' = A·h + B·u(t), u(t) = cos(2t): how the error goes down with steps of half the size."""
+    """The order of the error for h' = A·h + B·u(t), u(t) = cos(2t), by steps of half the size."""
     B = 0.7 - 0.4j if isinstance(A, complex) else 0.7
     solution = scipy.integrate.solve_ivp(
         lambda t, h: A * h + B * np.cos(2 * t), (0, 2), [0.3 * B], "DOP853", rtol=1e-13, atol=1e-13
@@ -193,7 +193,7 @@ def test_its_order(A, mix, order, device):
 
 
 def part_of(tensors: dict, begin: int, end: int) -> dict:
-    """Some of the steps of (batch, ..., seqlen) tensors."""
+    """Returns some of the steps of (batch, ..., seqlen) tensors."""
     names = ("u", "delta", "B", "C", "z", "mix")
     return {
         name: tensor[..., begin:end].detach() if name in names else tensor.detach()
@@ -204,7 +204,7 @@ def part_of(tensors: dict, begin: int, end: int) -> dict:
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_steps_go_on_from_call_to_call(reverse, is_complex, device):
-    """A prompt, then tokens one by one."""
+    """A prompt and then single tokens give the results of one call."""
     case = BASE.with_(seqlen=20, complex=is_complex, reverse=reverse, dtype=F64)
     tensors, options = make(case, device)
     whole = exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
@@ -222,7 +222,7 @@ def test_steps_go_on_from_call_to_call(reverse, is_complex, device):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
-    """Exactly zero is what steps of none get, and gradients in them."""
+    """At steps outside of all sequences, outputs and gradients are exactly 0."""
     case = PACKED.with_(reverse=reverse, dtype=F64)
     tensors, options = make(case, device)
     out, last = exponential_trapezoid_fn(**tensors, **options, return_last_state=True)

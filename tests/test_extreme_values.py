@@ -1,4 +1,4 @@
-"""Values that are not finite, zero, tiny or huge: where they stay, and what is left of others."""
+"""Values that are not finite, zero, tiny or huge: what they affect, and others' accuracy."""
 
 import math
 
@@ -22,7 +22,7 @@ CHANNEL_GRADIENTS = ("u", "delta", "A", "z", "D", "delta_bias", "initial_state")
 
 
 def results_of(case, inputs):
-    """Outputs, and the gradients that belong to one channel alone."""
+    """Returns outputs, and the gradients that belong to a single channel."""
     outputs = scan(case, inputs)
     cotangents = [
         value.to(output.device)
@@ -36,7 +36,7 @@ def results_of(case, inputs):
 
 
 def expected_and_actual(case, tensors, device):
-    """The reference's outputs and gradients, each with the device's."""
+    """Returns pairs of the reference's and the device's outputs and gradients."""
     results = []
     for backend, where in (("reference", "cpu"), ("auto", device)):
         inputs = {
@@ -84,7 +84,7 @@ def test_a_step_of_minus_infinity_before_softplus_leaves_the_state(dtype, dstate
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_past_does_not_know_the_future(reverse, device):
-    """Causality, with NaN as the tracer: before the step it enters the output is bit-identical."""
+    """Causality, traced by NaN: before the step where it enters, the output is bit-identical."""
     case = SMALL.with_(reverse=reverse, seqlen=100)
     clean = detached(inputs_on(case, device))
     step = int(torch.randint(100, (), generator=generator("step")))
@@ -101,7 +101,7 @@ def test_the_past_does_not_know_the_future(reverse, device):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_poles_and_steps_of_zero(method, is_complex, input_delta, device):
-    """x = delta * A = 0 exactly, where (exp(x) - 1)/x is 0/0. Of the input's own steps none is."""
+    """x = delta * A may be 0, where (exp(x) - 1)/x is 0/0. No step of input_delta is 0."""
     case = SMALL.with_(
         method=method,
         input_delta=input_delta,
@@ -122,8 +122,8 @@ def test_poles_and_steps_of_zero(method, is_complex, input_delta, device):
 @pytest.mark.parametrize("dstate", [1, 3, 16, 33])
 @pytest.mark.parametrize("softplus", [False, True])
 def test_an_infinite_step_is_no_step(softplus, dstate, is_complex, method, device):
-    """Which entries are numbers is the same by every backend, but for gradients of B and C of the
-    channel's group, which sum over channels."""
+    """An infinite step leaves the same entries finite on every backend, except in the gradients of
+    B and C of the channel's group, which sum over channels."""
     case = SMALL.with_(method=method, complex=is_complex, dstate=dstate, delta_softplus=softplus)
     channel, step = 1, 30
     tensors = dict(make(case).tensors)
@@ -153,7 +153,7 @@ def test_an_infinite_step_is_no_step(softplus, dstate, is_complex, method, devic
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dstate", [1, 3, 16])
 def test_fast_poles(dstate, dtype, is_complex, method, device):
-    """Of whose states a step leaves next to nothing."""
+    """Poles so fast that a step leaves next to nothing of a state."""
     case = Case(dim=8, seqlen=40, dstate=dstate, decay=1000.0, method=method, complex=is_complex)
     case = case.with_(dtype=dtype, delta_softplus=False, delta_bias=False, initial_state=False)
     check(case, device)
@@ -164,7 +164,7 @@ def test_fast_poles(dstate, dtype, is_complex, method, device):
 @pytest.mark.parametrize("seqlen", [70, 500])
 @pytest.mark.parametrize("dim", [4, 37])
 def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
-    """foh takes one form or another by the sizes of the poles that a vector holds."""
+    """foh chooses among its forms by the sizes of the poles in a vector."""
     case = SMALL.with_(method="foh", complex=is_complex, dtype=dtype, dim=dim, dstate=11)
     case = case.with_(seqlen=seqlen, groups=1, B="shared", C="shared")
     inputs = detached(inputs_on(case, "cpu"))
@@ -196,7 +196,7 @@ def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
     }
     exact = results(wide, backend="reference")
     for name, actual in results(inputs, backend="cpu").items():
-        # Every state by itself: gradients of small poles are large.
+        # Each state separately, since gradients of small poles are large.
         states = range(A.shape[1]) if name == "A" else (...,)
         for state in states:
             reason = complaint(actual[..., state], exact[name][..., state], Tolerance(allowed))
@@ -207,14 +207,14 @@ def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dstate", [1, 2, 17])
 def test_slow_memories_do_not_drift(dstate, is_complex, method, device):
-    """What a step rounds to one side adds up over all that are remembered."""
+    """One-sided rounding errors of single steps would add up over all steps in memory."""
     slow = Case(batch=2, dim=16, groups=2, seqlen=1000, decay=1e-3, dstate=dstate)
     check(slow.with_(complex=is_complex, method=method), device)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_and_poles_of_any_size_side_by_side(method, device):
-    """In float64, where abar of one state is a number, that of the next 0, or both are."""
+    """In float64, abar of one state may be a number and that of the next 0, or both alike."""
     case = SMALL.with_(
         method=method,
         dtype=torch.float64,
@@ -231,9 +231,9 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
     tensors["A"] = -sizes(-3, 2.5, tensors["A"])
     tensors["delta"] = sizes(-2, 2.5, tensors["delta"])
     tensors["A"][0, 1] = tensors["delta"][0, :, 3] = 0
-    if method in ("zoh", "foh", "bilinear"):  # others have powers of the product
-        # Its states are of size 1/|A|: beyond 1e296 their digits would be denormals, which kernels
-        # take for 0, and the gradient of delta has |A| times what is lost.
+    if method in ("zoh", "foh", "bilinear"):  # the other methods use powers of the product
+        # States are of size 1/|A|: beyond 1e296 their last digits would be denormals, which kernels
+        # treat as 0, and the gradient of delta contains |A| times the loss.
         tensors["A"][1, 2], tensors["delta"][1, 0, 5] = -1e295, 1e-290
     for expected, actual in expected_and_actual(case, tensors, device):
         torch.testing.assert_close(
@@ -243,10 +243,10 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_pole_far_away_changes_no_bit_of_its_neighbour(method, device):
-    """In float64 a step has shorter forms where they serve all poles that are at hand."""
+    """In float64 a step has shorter forms, used if they are valid for all poles at hand."""
     case = SMALL.with_(method=method, dtype=torch.float64, dstate=2)
     tensors = dict(make(case).tensors)
-    # Nothing comes from the second state, whatever it is.
+    # The second state contributes nothing, whatever its pole.
     tensors |= {name: tensors[name].clone() for name in ("B", "C", "initial_state")}
     tensors["B"][..., 1, :] = tensors["C"][..., 1, :] = tensors["initial_state"][..., 1] = 0
 
@@ -280,7 +280,7 @@ def test_growing_states_overflow_to_infinity_without_an_error(device):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, device):
-    """abar reaches last_state, and the gradients of initial_state, as exp(x) for every x."""
+    """last_state and the gradient of initial_state contain abar, which is exp(x) for every x."""
     x = torch.linspace(-80, 1, 400, dtype=dtype)
     A = torch.complex(x, torch.ones_like(x)) if is_complex else x
     u, delta = torch.zeros(1, 400, 1, dtype=dtype), torch.ones(1, 400, 1, dtype=dtype)
@@ -301,8 +301,8 @@ def test_what_foh_leaves_of_a_state_is_relatively_accurate(dtype, is_complex, de
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
-    """It is Re Σ exp(x)·(A·h + B·u), tiny where |x| is large. The reference's own cancels there,
-    and so may that of CUDA's kernels."""
+    """The gradient is Re Σ exp(x)·(A·h + B·u), which is tiny if |x| is large. The reference's own
+    gradient cancels there, and so may that of the CUDA kernels."""
     random = generator(is_complex)
     decay = torch.tensor([1.0, 5.0, 10.0, 20.0, 50.0, 60.0, 70.0, 80.0]).double()
     u, delta, angle, *rest = torch.randn(9, 8, generator=random).double().float().double()
@@ -330,7 +330,7 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
     exact = exact * (2 if is_complex else 1)
     terms = (C * (delta * A).exp()).abs() * ((A * before).abs() + (B * u).abs())
     error = (step.grad.double() - exact).abs() / terms
-    # exp(x) is a sum, of which denormal terms are flushed.
+    # exp(x) is computed as a sum whose denormal terms are flushed.
     flushed = torch.finfo(torch.float32).smallest_normal / (delta * A).exp().abs()
     assert (error <= 2e-5 + 2 * flushed).all(), error
 
@@ -340,15 +340,14 @@ def test_fohs_gradient_of_a_step_is_relatively_accurate(is_complex):
     ("dim", "dstate", "seqlen", "pole"),
     [
         *((dim, 16, 2048, 6.0) for dim in (2, 300, 1100)),
-        *((12, dstate, 3073, 6.0) for dstate in (3, 16)),  # which a GPU cuts into segments
-        (1, 3, 2048, 2.0),  # of which a CPU's vectors hold segments
+        *((12, dstate, 3073, 6.0) for dstate in (3, 16)),  # a GPU cuts these into segments
+        (1, 3, 2048, 2.0),  # a CPU's vectors hold segments of these
     ],
 )
 def test_the_states_of_an_unstable_system_stay_numbers(
     dim, dstate, seqlen, pole, is_complex, device
 ):
-    """A chunk or a segment may grow by a factor that overflows while the state before it is still
-    0."""
+    """The growth over a chunk or segment may overflow while the state before it is still 0."""
     dtype = torch.complex64 if is_complex else torch.float32
     u, delta = torch.zeros(1, dim, seqlen), torch.ones(1, dim, seqlen)
     u[..., -2:] = 1

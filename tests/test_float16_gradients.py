@@ -1,4 +1,4 @@
-"""In float16 the gradients of B and C, sums over channels, have no error but that of rounding."""
+"""In float16 the gradients of B and C, sums over channels, have no error beyond rounding."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from problem import (
 BASE = Case(batch=2, dim=600, groups=1, dtype=torch.float16)
 FEW = BASE.with_(dim=12, batch=1)
 
-# For the streamed kernels on CUDA: tiles of 96 channels and a part of one, rows that lanes take
-# along steps, along channels, and one by one.
+# For the streamed kernels on CUDA: whole tiles of 96 channels and a part of one; rows that lanes
+# read along steps, along channels, and element by element.
 STREAMED = {
     "vectors of steps": BASE.with_(seqlen=64),
     "steps against the scan": BASE.with_(seqlen=64, reverse=True, z=False),
@@ -40,7 +40,7 @@ PACKED = BASE.with_(batch=1, dim=520, seqlen=2048, cu_seqlens=(3, 30, 30, 1500, 
 LARGE = {
     "packed along channels": PACKED.with_(layout="channel_last"),
     "packed along steps": PACKED,
-    # Whose own types have no kernels with all digits: on copies of their rows.
+    # Calls whose types have no kernels that keep all digits; they run on copies of their rows.
     **{
         name: CASES[name].with_(batch=8, dim=1024, seqlen=128, dstate=dstate, initial_state=False)
         for name, dstate in (("two warps a channel", 17), ("complex", 3), ("beside bfloat16", 5))
@@ -56,7 +56,7 @@ def assert_as_good_as_rounded(case: Case, device: str) -> None:
         rounded = exact[name].to(actual[name].dtype).to(exact[name].dtype)
         rounding = Error.of(rounded, exact[name])
         error = Error.of(actual[name].cpu().to(exact[name].dtype), exact[name])
-        # Arithmetic in fp32 leaves 1.00 to 1.01.
+        # Arithmetic in fp32 gives a ratio of 1.00 to 1.01.
         assert error.relative_l2 <= 1.1 * rounding.relative_l2, (name, error, rounding)
 
 

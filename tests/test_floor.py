@@ -1,7 +1,8 @@
 """The floor of the CUDA kernels, which takes every call, against the reference.
 
-A path is named to a process once, by its environment, so that a process of its own solves all
-cases."""
+A process reads the name of its path once, from its environment, so a separate process solves all
+cases.
+"""
 
 import pytest
 import torch
@@ -24,12 +25,12 @@ BASE = Case()
 STATES = (1, 2, 3, 5, 16, 17, 33, 64, 65, 256)
 BOUNDS = (3, 30, 30, 31, 64, 130)
 PACKED = BASE.with_(batch=1, cu_seqlens=BOUNDS, seqlen=140)
-# More sequences than the floor has blocks for, each of which takes several.
+# More sequences than the floor has blocks, so that a block takes several.
 MANY = PACKED.with_(cu_seqlens=tuple(range(0, 401, 2)), seqlen=401, dim=30, groups=30, dstate=3)
 
 
 def every_kind(base: Case):
-    """Methods, dtypes, layouts, kinds of B and C, numbers of states, optional inputs."""
+    """Yields all methods, dtypes, layouts, kinds of B and C, numbers of states, optional inputs."""
     yield from base.each(method=METHODS, dtype=DTYPES)
     kinds = COMPLEX_KINDS if base.complex else REAL_KINDS
     yield from base.each(B=kinds, C=kinds, groups=(1,), reverse=(True,))
@@ -47,7 +48,7 @@ def every_kind(base: Case):
 def cases():
     for base in (BASE, BASE.with_(complex=True), PACKED, PACKED.with_(complex=True)):
         yield from every_kind(base)
-    # Lengths about a chunk's, tiles that a group does not fill, many rows.
+    # Lengths around that of a chunk, tiles that a group does not fill, many rows.
     yield from BASE.each(seqlen=(0, 1, 2, 31, 32, 33, 64, 1000))
     yield from BASE.each(dim=(1, 17, 130, 1100), groups=(1,))
     yield BASE.with_(batch=70, dim=40, seqlen=33)
@@ -74,7 +75,7 @@ CASES = list(dict.fromkeys(cases()))
 
 
 def solve(case: Case) -> dict | str:
-    """Outputs and gradients on the CPU, or why there are none."""
+    """Returns outputs and gradients on the CPU, or the message of an error."""
     try:
         return capabilities.solve_on_gpu(case)
     except RuntimeError as error:
@@ -86,7 +87,7 @@ def solve_all(file: str) -> None:
 
 
 def check_parts() -> None:
-    """What is wanted alone, of the initial state's gradient and of the map of all steps."""
+    """Checks calls that want only the initial state's gradient or only the map of all steps."""
     for case in parts_of_scans.CASES:
         parts_of_scans.check(case, "cuda")
 
@@ -98,7 +99,7 @@ def check_all_repeatable() -> None:
 
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory) -> dict:
-    """What the floor gives, by case."""
+    """The results of the floor, by case."""
     return capabilities.solved_on_path("floor", "test_floor", tmp_path_factory)
 
 

@@ -10,7 +10,7 @@ from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, inputs_on
 from selective_scan import selective_scan_fn
 
 SMALL = Case(dtype=torch.float64, dim=4, dstate=2, seqlen=4, B="shared", C="shared")
-# Long enough for two inner chunk boundaries, where the backward pass takes up saved states.
+# Long enough for two inner chunk boundaries, where the backward pass reads saved states.
 LONG = SMALL.with_(batch=1, dim=1, dstate=1, seqlen=67)
 
 
@@ -41,7 +41,7 @@ def cases():
 def test_gradcheck(case, device):
     inputs = inputs_on(case, device)
     if case.layout == "expanded":
-        # Strided leaves are perturbed in place, which needs memory of their own.
+        # gradcheck perturbs strided leaves in place, so their elements must not share memory.
         inputs = {
             name: None if value is None else value.detach().clone().requires_grad_()
             for name, value in inputs.items()

@@ -1,4 +1,4 @@
-"""Gradients that are written over what they are made from: du over dout, ddelta over delta."""
+"""Gradients that overwrite what they are computed from: du over dout, ddelta over delta."""
 
 import pytest
 import torch

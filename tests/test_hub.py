@@ -1,4 +1,4 @@
-"""packaging/hub: what a hub of kernels is given, and the namespace that a build of it has."""
+"""packaging/hub: the sources that a hub of kernels gets, and the namespace of a build's ops."""
 
 import ast
 import importlib.util
@@ -29,7 +29,7 @@ def made(hub, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def package(made) -> dict[Path, ast.Module]:
-    """The Python files that are shipped, as the grammar of Python 3.9 reads them."""
+    """The shipped Python files, parsed by the grammar of Python 3.9."""
     folder = made / "torch-ext" / "selective_scan"
     return {
         path.relative_to(folder): ast.parse(path.read_text("utf-8"), feature_version=(3, 9))
@@ -56,7 +56,8 @@ def test_every_source_is_compiled_for_its_backends(made):
 
 
 def test_what_is_shipped_imports_itself_relatively(package):
-    """The hub loads a package by a name of its own; each file that one imports must be there."""
+    """The hub loads the package by another name, and every file that is imported must be
+    shipped."""
     shipped = {path.with_suffix("").as_posix() for path in package}
     shipped |= {path.parent.as_posix() for path in package} | {"_ops"}
     for path, tree in package.items():
@@ -76,11 +77,11 @@ def test_what_is_shipped_imports_itself_relatively(package):
 
 
 def test_the_namespace_of_ops_is_named_once():
-    """Once in Python and once in C++, so that a build can have another one."""
+    """Python and C++ name the namespace once each, so that a build can choose another."""
     in_python = re.compile(r"torch\.ops\.selective_scan\b|[\"']selective_scan::|Library\([\"']")
     files = [p for p in (ROOT / "selective_scan").rglob("*.py") if in_python.search(p.read_text())]
     assert [path.name for path in files] == ["_ops.py"]
     in_cpp = re.compile(r"STABLE_TORCH_LIBRARY|\"selective_scan::")
-    paths = [p for p in (ROOT / "csrc/torch").iterdir() if p.is_file()]  # and no bytecode
+    paths = [p for p in (ROOT / "csrc/torch").iterdir() if p.is_file()]  # skips bytecode
     files = [p for p in paths if in_cpp.search(p.read_text("utf-8"))]
     assert [path.name for path in files] == ["op_namespace.h"]

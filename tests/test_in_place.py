@@ -1,5 +1,5 @@
-"""What all operators that change states in place have in common: what padding is and indices of no
-slot are, results that are given, and what PyTorch makes of a call."""
+"""Common behavior of the operators that change states in place: padding, indices of no slot, given
+outputs, opcheck, torch.compile, export and graph capture."""
 
 import itertools
 
@@ -17,7 +17,7 @@ I32, I64 = torch.int32, torch.int64
 HEADS = {"heads": 2, "steps": 2, "indices": I32, "destinations": 2}
 ROWS = {"dtype": BF16, "states": BF16, "layout": "channel_last"}
 STACK = {"slots": 4, "padding": 1}
-# What is changed of a call; all have states of their own for padding.
+# Changes of a call. All of these calls have indices of slots, some of which mean padding.
 CASES = {
     "update": [
         {"indices": I64},
@@ -45,7 +45,7 @@ CASES = {
         STACK | {"vocabulary": 6, "steps": 2, "weights": BF16, "states": BF16},
     ],
 }
-# Where each row has a slot of its own.
+# Changes of a call in which every row has its own slot.
 OWN_SLOTS = {
     "update": [{}, {"optional": (), "state": C64, "groups": 2}],
     "convolution's update": [{}],
@@ -62,7 +62,7 @@ def each_of(cases):
 
 
 def call_of(name, changes, device):
-    """The operator, and a call's arguments by name."""
+    """Returns the operator and a call's arguments by name."""
     operator, _ = in_place(name, device)
     return operator, operator.make(device, **changes)
 
@@ -77,7 +77,7 @@ def assert_same_states(operator, arguments, others):
 
 
 def rows_of(tensor, arguments):
-    """Those that have a slot each."""
+    """Returns a tensor's parts that have one slot each: rows of a batch or packed sequences."""
     if "cu_seqlens" not in arguments:
         return tensor.unbind()
     bounds = itertools.pairwise(arguments["cu_seqlens"].tolist())
@@ -89,12 +89,12 @@ def rows_of(tensor, arguments):
 
 @each_of(CASES)
 def test_padding_is_left_alone(name, changes, device):
-    """Neither by a negative index nor by pad_slot_id is a state read or written, nor is x read."""
+    """With a negative index or pad_slot_id no state is touched, x is not read and out is 0."""
     operator, arguments = call_of(name, changes, device)
     slots = [arguments[it] for it in operator.slots if it in arguments]
     count, rows = len(operator.states_of(arguments)[0]), slots[0]
     pad = -1
-    if name != "step":  # which knows negative indices alone
+    if name != "step":  # a step only knows negative indices
         old = arguments.get("pad_slot_id")
         pad = min({*range(count)} - {slot for it in slots for slot in it.flatten().tolist()})
         for it in slots:
@@ -129,7 +129,7 @@ def test_padding_is_left_alone(name, changes, device):
 
 @each_of(CASES)
 def test_indices_of_no_slot(name, changes, device):
-    """Refused where the host sees them before anything changes; taken for padding on CUDA."""
+    """An index past the slots is refused before anything changes or, on CUDA, means padding."""
     operator, arguments = call_of(name, changes, device)
     count = len(operator.states_of(arguments)[0])
     for argument in operator.slots:
@@ -160,11 +160,11 @@ def test_indices_of_no_slot(name, changes, device):
 
 @each_of({name: it for name, it in CASES.items() if OPERATORS_IN_PLACE[name].takes_out})
 def test_out_is_written_and_returned(name, changes, device):
-    """Of any strides; it may be x where it has a row a call reads at once."""
+    """out may have any strides, and may be x if a call reads a row before it writes it."""
     operator, arguments = call_of(name, changes, device)
     x = arguments[operator.x]
     strided = x.transpose(0, -1).contiguous().transpose(0, -1)
-    # On CUDA one step of one head may take other kernels where out has other strides.
+    # On CUDA one step of one head may run by another kernel if out has other strides.
     has_one_kernel = device == "cpu" or name != "update" or "heads" in changes
     for function in (operator.function, operator.reference):
         plain = copy_of(arguments)
@@ -183,7 +183,7 @@ def test_out_is_written_and_returned(name, changes, device):
             assert_same_states(operator, given, plain)
 
 
-# --- as PyTorch sees it ---------------------------------------------------------------------------
+# --- opcheck, compilation, export, capture --------------------------------------------------------
 
 
 @each_of({name: it + OWN_SLOTS.get(name, []) for name, it in CASES.items()})
@@ -194,7 +194,7 @@ def test_opcheck(name, changes, device):
     torch.library.opcheck(operator.op.default, operator.op_arguments(arguments))
 
 
-# That no two dimensions are as large by chance.
+# Sizes such that no two dimensions are equal by chance.
 BATCHES = [{"batch": count} for count in (5, 7, 9)]
 SIZES = {
     "update": [it | {"indices": I32} for it in BATCHES],

@@ -1,4 +1,4 @@
-"""What one channel holds changes no bit of another's results, in whichever lanes they are."""
+"""The values of one channel change no bit of another's results, whichever lanes they are in."""
 
 import math
 
@@ -10,7 +10,7 @@ from selective_scan import selective_scan_fn
 
 # Vectors of up to 16 channels, the last one not full; three chunks, the last one not full.
 CASE = Case(batch=1, dim=21, groups=1, seqlen=70, dstate=6, B="shared", C="shared")
-BROKEN = 5  # a channel amid the lanes of its vector
+BROKEN = 5  # a channel in the middle of its vector
 
 
 def nothing(tensors):
@@ -51,7 +51,7 @@ NEIGHBOURS = {
 
 
 def results(case, change, device="cpu"):
-    """Outputs and gradients of all channels but the changed one."""
+    """Returns outputs and gradients of all channels except the changed one."""
     problem = make(case)
     tensors = {
         name: lay_out(value, case.layout).to(device, copy=True)
@@ -98,8 +98,8 @@ def test_a_channel_changes_no_bit_of_another(method, is_complex, dtype, kind):
     check_neighbours(case)
 
 
-# Shapes that different CUDA kernels take. Chunks are of small steps, for which there are shorter
-# forms, until a neighbour's are not.
+# Shapes for the different CUDA paths. The steps of a chunk are small, for which kernels have
+# shorter forms, until a neighbor's steps are not.
 SHORT = Case(dim=600, groups=1, seqlen=70, step_shift=-4.0)
 CUDA_CASES = {
     "streamed": SHORT,
@@ -128,7 +128,7 @@ def test_a_channel_changes_no_bit_of_another_on_cuda(method, dtype, kind, cuda_d
 
 @pytest.mark.parametrize("method", METHODS)
 def test_another_row_of_the_batch_changes_no_bit(method, device):
-    """Rows of few channels too, whose lanes are segments."""
+    """The lanes of rows of few channels are segments; these rows are independent, too."""
     for dim, seqlen in ((21, 70), (1, 700)):
         case = CASE.with_(method=method, batch=2, dim=dim, seqlen=seqlen)
         tensors = {name: value.to(device, copy=True) for name, value in make(case).tensors.items()}

@@ -1,6 +1,7 @@
-"""How many kernels a training step and a token launch on a GPU: numbers that may fall, not rise.
+"""The number of kernels that a training step and a token launch on a GPU: it may fall, not rise.
 
-Matrix products are not counted: how many kernels one is, PyTorch decides by its sizes."""
+Matrix products are not counted, since PyTorch decides by their sizes how many kernels they take.
+"""
 
 import os
 
@@ -15,8 +16,8 @@ BF16 = torch.bfloat16
 
 
 def launches(call) -> tuple[int, int]:
-    """This library's kernels, and PyTorch's beside matrix products, copies among them."""
-    call()  # allocates, and finds its way
+    """Counts this library's kernels, and PyTorch's except for matrix products; copies count."""
+    call()  # allocates, and chooses kernels
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
@@ -36,7 +37,7 @@ def launches(call) -> tuple[int, int]:
 def make_model(cuda_device):
     if "CUDA_INJECTION64_PATH" in os.environ:
         pytest.skip("another tool looks at launches, and CUPTI serves one at a time")
-    skip_without_path("streamed")  # elsewhere calls go other ways
+    skip_without_path("streamed")  # other GPUs run other paths
 
     def make(dtype=torch.float32):
         return S6(64, depth=2, device=cuda_device, dtype=dtype)
@@ -66,7 +67,7 @@ def test_a_training_step(autocast, most, make_model):
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("batch", "most"),
-    [(1, (1, 0)), (16, (1, 0)), (17, (7, 0))],  # the latter: norms, convolutions, states
+    [(1, (1, 0)), (16, (1, 0)), (17, (7, 0))],  # the last: norms, convolutions, states
 )
 def test_a_token(batch, most, make_model):
     model = make_model(BF16)

@@ -1,5 +1,5 @@
-"""Each array of a selective scan may lie along time or along channels on its own, in slices of
-wider rows too: as a layer has them, whose projections and convolution write different layouts."""
+"""Each array of a selective scan may be laid out along time or along channels on its own, also as a
+slice of wider rows. A layer's projections and convolution write such different layouts."""
 
 import itertools
 
@@ -17,8 +17,8 @@ from problem import (
 )
 
 SEQUENCES = ("u", "delta", "z")
-# Aligned along time as well as along channels; of the chunks of steps the last one is short. A GPU
-# has the streamed kernels run both passes of so many channels.
+# Aligned along time and along channels; the last chunk of steps is short. With so many channels a
+# GPU runs both passes by the streamed kernels.
 SIZES = {
     "cpu": {"batch": 2, "dim": 32, "groups": 2, "seqlen": 72},
     "cuda": {"batch": 36, "dim": 128, "groups": 1, "seqlen": 72},
@@ -27,7 +27,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def subsets(names):
-    """All of them but none and all."""
+    """Returns all subsets except the empty and the whole one."""
     sizes = range(1, len(names))
     return [subset for size in sizes for subset in itertools.combinations(names, size)]
 
@@ -52,7 +52,7 @@ def test_inputs(layout, names, dtype, device):
         {"z": False, "D": False, "delta_bias": False},
         {"seqlen": 71, "dtype": torch.bfloat16},  # not aligned along time
         {"seqlen": 8},
-        {"dim": 36, "groups": 1, "dtype": torch.bfloat16},  # along channels neither
+        {"dim": 36, "groups": 1, "dtype": torch.bfloat16},  # nor along channels
         {"dstate": 3, "dtype": torch.float16},
         {"dstate": 32},
         {"B": "constant", "C": "constant", "dtype": torch.bfloat16},
@@ -86,7 +86,7 @@ GRADIENTS = ("dout", "du", "ddelta", "dz")
     ],
 )
 def test_gradients(layout, names, dtype, device):
-    """They and the inputs' layouts are independent: here z alone has `layout` of the inputs."""
+    """The layouts of gradients and inputs are independent: of the inputs only z has `layout`."""
     case = case_on(device, dtype=dtype, layout=layout, layout_of=("z",))
     plain = case.with_(layout="contiguous")
     dout = make(case).cotangents["out"].to(device)

@@ -1,4 +1,4 @@
-"""mamba_inner_fn: everything between a layer's projections against its parts in float64."""
+"""mamba_inner_fn: everything between a layer's projections, against its parts in float64."""
 
 import inspect
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ ARGUMENTS = list(inspect.signature(mamba_inner_fn).parameters)
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """A call; the defaults are the base case, of which tests change an axis at a time."""
+    """A call. The defaults are the base case, and tests change one axis at a time."""
 
     batch: int = 2
     dim: int = 6
@@ -34,7 +34,7 @@ class Case(Axes):
     d_model: int = 5
     width: int = 4
     complex: bool = False
-    given: str = ""  # which of B and C
+    given: str = ""  # those of B and C that are given
     absent: tuple[str, ...] = (
         *("B_proj_bias", "C_proj_bias", "b_rms_weight", "c_rms_weight", "dt_rms_weight"),
     )
@@ -43,13 +43,13 @@ class Case(Axes):
     options: tuple = ()
 
 
-BASE = Case()  # which is one op
+BASE = Case()  # runs as one op
 EVERYTHING = Case(absent=())
 
 
 def tensors_of(case: Case, device: str = "cpu", dtype: torch.dtype | None = None) -> dict:
-    """Leaves that require grad, of `dtype` or the case's; A and what is like it are in single or
-    double precision."""
+    """Returns leaves that require grad, in `dtype` or that of the case. A, B, C, D and delta_bias
+    are in single or double precision."""
     random = generator(case.with_(dtype=torch.float64, xz="", options=()))
 
     def normal(*shape, scale=1.0):
@@ -89,7 +89,7 @@ def tensors_of(case: Case, device: str = "cpu", dtype: torch.dtype | None = None
     for name, value in values.items():
         if value is not None:
             to = single if name in ("A", "B", "C", "D", "delta_bias") else case.dtype
-            value = value.to(to.to_complex() if value.is_complex() else to)  # as rounded as given
+            value = value.to(to.to_complex() if value.is_complex() else to)  # rounds as the input
             to = single if name in ("A", "B", "C", "D", "delta_bias") else dtype
             value = value.to(device, to.to_complex() if value.is_complex() else to)
             if name == "xz":
@@ -106,7 +106,7 @@ def lay_out_xz(xz, layout):
 
 
 def run(function, case, tensors, cotangent=None):
-    """The result, then the gradients of the tensors, by name."""
+    """Returns the result and the gradients of the tensors, by name."""
     out = function(**tensors, **dict(case.options))
     if cotangent is None:
         cotangent = torch.randn(out.shape, generator=generator(case), dtype=torch.float64)
@@ -120,7 +120,7 @@ def run(function, case, tensors, cotangent=None):
 
 
 def check(case, device, tolerance, **changes):
-    """Everything against the reference in float64."""
+    """Compares the result and all gradients with the reference in float64."""
     actual = run(mamba_inner_fn, case.with_(**changes), tensors_of(case, device))
     reference = partial(run, mamba_inner_ref, case)
     expected = reference(tensors_of(case, "cpu", torch.float64))
@@ -172,7 +172,7 @@ def test_methods(method, device):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types(dtype, bidirectional, device):
-    """Every result of a part is rounded to them, as in the composition of the parts."""
+    """Every part's result is rounded to the half type, as in the composition of the parts."""
     case = BASE.with_(dim=64, dstate=8, rank=8, d_model=32, dtype=dtype)
     case = case.with_(options=(("bidirectional", bidirectional),))
     tensors = tensors_of(case, device)
@@ -214,7 +214,7 @@ def test_levels_of_checkpointing_agree(device):
 
 
 def saved_shapes(**options):
-    """Of what autograd keeps, without arguments."""
+    """Returns the shapes of the tensors that autograd keeps, without arguments."""
     case = BASE.with_(seqlen=64)
     tensors = tensors_of(case)
     pointers = {tensor.data_ptr() for tensor in tensors.values() if tensor is not None}
@@ -243,7 +243,8 @@ def test_what_is_kept():
 
 
 def test_autocast(device):
-    """Products in the half type, weights' gradients in float32; as if tensors were cast before."""
+    """Products are in the half type and the weights' gradients in float32, with the bits of a call
+    whose tensors were cast before."""
     case = BASE.with_(dim=64, dstate=8, rank=8, d_model=32)
     tensors = tensors_of(case, device)
     with torch.autocast(device, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""mamba_inner_fn as an op: what PyTorch's transforms, compilers and checks see of it."""
+"""mamba_inner_fn as an op, in PyTorch's transforms, compilers and checks."""
 
 import itertools
 
@@ -25,13 +25,13 @@ def op_arguments(case, device="cpu", requires_grad=True, **changes):
         if isinstance(tensor, torch.Tensor):
             tensors[name] = tensor.detach().requires_grad_(requires_grad)
     names, defaults = MAMBA_INNER.arguments.names, MAMBA_INNER.arguments.defaults
-    # Without softplus steps may be negative, with which states grow without bound.
+    # Without softplus, steps may be negative and let states grow without bound.
     given = dict(zip(names, defaults, strict=True)) | {"delta_softplus": True} | tensors
     return tuple(given[name] for name in names)
 
 
 def input_of_a_layer(case, device="cpu"):
-    """What takes the place of xz and A, and the projection of the former."""
+    """Returns a layer's input in place of xz, its projection, and the logarithm in place of A."""
     random = generator(case)
     hidden = torch.randn(case.batch, case.seqlen, 3, generator=random, dtype=torch.float64)
     weight = torch.randn(2 * case.dim, 3, generator=random, dtype=torch.float64)
@@ -49,7 +49,7 @@ def second_poles(case, device="cpu"):
     return A.to(device, single).requires_grad_()
 
 
-# What the op does, by what is changed of a plain layer's arguments.
+# The forms of the op, by the changes of a plain layer's arguments.
 FORMS = {
     "of xz": lambda case, device: {},
     "of a layer's input": input_of_a_layer,
@@ -106,7 +106,7 @@ def test_opcheck_of_a_layer_with_a_logarithm_of_a_half_type(device):
 
 
 class _SeeParts(TorchDispatchMode):
-    """With it a layer is made of its parts, in Python."""
+    """While it is active, a layer is composed of its parts in Python."""
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         assert "mamba_inner" not in str(op)
@@ -127,7 +127,7 @@ OP_CASES = [
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
 def test_a_layer_is_what_its_parts_are(case, autocast, device):
-    """The result to the bit; the gradients' sums are rounded elsewhere."""
+    """The result has its parts' bits; sums of gradients are rounded at other places."""
     tensors = tensors_of(case, device)
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         actual = run(mamba_inner_fn, case, tensors)
@@ -214,7 +214,7 @@ def gradients_of(tensors, out, cotangents, **options):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("level", [0, 1])
 def test_no_pass_writes_over_what_was_kept(level, bidirectional, device):
-    """Whoever hooks saved tensors may keep them, or files of them."""
+    """Hooks of saved tensors may keep the tensors, or files of them."""
     tensors = {name: t for name, t in tensors_of(BASE, device).items() if t is not None}
     shape = (BASE.batch, BASE.seqlen, BASE.dim)
     kept = []
@@ -278,8 +278,8 @@ def test_compile(backend, device):
             torch.testing.assert_close(actual, expected)
             continue
         exact = run(mamba_inner_fn, case, tensors_of(case, device, torch.float64))
-        # What lies between the products may be rounded to bfloat16 in other places. One result may
-        # be lucky with its roundings, but not all of them.
+        # Values between the products may be rounded to bfloat16 at other places. A single result
+        # may be accurate by chance, but not all of them.
         errors, usual = (
             {name: Error.of(it[name].to(x), x).relative_l2 for name, x in exact.items()}
             for it in (actual, expected)
@@ -336,11 +336,11 @@ def test_nothing_is_kept_without_gradients():
     assert all(tensor is None for tensor in kept)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_bad_call_after_a_good_one():
-    """What was checked is not checked again, but for what has changed."""
+    """Arguments that were checked before are not checked again, unless they have changed."""
     tensors = tensors_of(EVERYTHING)
     for _ in range(2):
         mamba_inner_fn(**tensors)

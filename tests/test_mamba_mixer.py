@@ -1,4 +1,4 @@
-"""MambaMixer, and what PyTorch's tools for modules do with it and with S6."""
+"""MambaMixer, and PyTorch's tools for modules applied to it and to S6."""
 
 import pytest
 import torch
@@ -58,14 +58,14 @@ def test_input_of_another_kind_is_refused():
         MambaMixer(DIM)(torch.zeros(2, 9, 7))
 
 
-# --- in one call and in parts ---------------------------------------------------------------------
+# --- as one call and in parts ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("bias", [False, True])
 def test_one_call_has_the_bits_of_its_parts(bias, dtype, autocast, device):
-    """A hook makes in_proj a part that is called."""
+    """A hook makes in_proj a part that is called, so that the layer runs in parts."""
     mixer = MambaMixer(DIM, bias=bias, conv_bias=not bias, dt_proj_bias=not bias, device=device)
     mixer.to(dtype)
     hidden = torch.randn(BATCH, SEQLEN, DIM, device=device, dtype=dtype).requires_grad_()
@@ -78,7 +78,7 @@ def test_one_call_has_the_bits_of_its_parts(bias, dtype, autocast, device):
 
     one_call = run()
     mixer.in_proj.register_forward_hook(lambda *_: None)
-    rounded = []  # whose gradients PyTorch's linear layer rounds to the half type
+    rounded = []  # PyTorch's linear layer rounds their gradients to the half type
     if autocast:
         rounded.append(mixer.in_proj.bias)
         rounded += [hidden, mixer.in_proj.weight] if device == "cuda" else []
@@ -111,7 +111,7 @@ def test_weights_and_input_of_any_layout_are_cast(layout, dtype, device):
 
 
 def test_one_call_keeps_no_cast_weight(device):
-    """Nor the layer's input besides what it was cast to."""
+    """A layer as one call keeps no cast weight and, of its input, only the cast copy."""
     mixer = MambaMixer(DIM, device=device)
     hidden = torch.randn(BATCH, SEQLEN, DIM, device=device).requires_grad_()
     kept = []
@@ -147,7 +147,7 @@ def test_symbolic_trace(bidirectional, device):
     traced.graph.lint()
     for seqlen in (SEQLEN, 0, 1):
         x = torch.randn(BATCH, seqlen, DIM, device=device)
-        torch.testing.assert_close(traced(x), model(x))  # it calls PyTorch's norms
+        torch.testing.assert_close(traced(x), model(x))  # the traced model calls PyTorch's norms
     with pytest.raises(ValueError, match=r"^selective_scan: x must be"):
         traced(torch.zeros(2, 9, 7))
 
@@ -219,18 +219,18 @@ def test_activation_checkpointing(use_reentrant, device):
             return self.model.norm_f(x)
 
     actual = gradients_of(Checkpointed(), x)
-    # The last norm is PyTorch's there.
+    # The last norm is PyTorch's in the checkpointed model.
     torch.testing.assert_close(x.grad, x_grad)
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[f"model.{name}"], gradient)
 
 
-# --- several processes, of which one will do ------------------------------------------------------
+# --- process groups of one process ----------------------------------------------------------------
 
 
 @pytest.fixture
 def process_group(tmp_path):
-    """Of this process alone."""
+    """A mesh of this process only."""
     dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield dist.init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
@@ -249,7 +249,7 @@ def test_fully_sharded(dtype, process_group):
     expected = model(x).detach(), gradients_of(model, x)
     model.zero_grad()
     sharded(model, process_group)
-    # Layers that are called each by itself round their sums, and the last norm is PyTorch's there.
+    # Layers that are called one by one round their sums, and the last norm is PyTorch's here.
     close = {"rtol": 0.1, "atol": 0.02} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(model(x), expected[0], **close)
     for name, gradient in gradients_of(model, x).items():

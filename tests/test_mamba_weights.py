@@ -13,7 +13,8 @@ DIM, SEQLEN = 8, 21
 
 
 def model_elsewhere(depth: int = 2, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """A state dict as mamba_ssm's MixerModel has it: d_inner 12, d_state 5, width 3, dt_rank 4."""
+    """Returns a MixerModel's state dict, as in mamba_ssm: d_inner 12, d_state 5, width 3, dt_rank
+    4."""
     inner, dstate, width, rank = 12, 5, 3, 4
     shapes = {
         "A_log": (inner, dstate),
@@ -39,7 +40,7 @@ def mixer_elsewhere() -> dict[str, torch.Tensor]:
 
 
 class Elsewhere(nn.Module):
-    """A module with these weights."""
+    """A module whose state dict is the given one."""
 
     def __init__(self, state: dict[str, torch.Tensor], config: object = None) -> None:
         super().__init__()
@@ -104,13 +105,13 @@ def test_mixer_alone():
     x = torch.randn(2, SEQLEN, DIM)
     normed = model.layers[0].norm(x)
     torch.testing.assert_close(normed, nn.functional.rms_norm(x, (DIM,), eps=1e-5))
-    # The layer's norm has a kernel of its own, and random weights make large numbers.
+    # The layer's norm runs by a separate kernel, and random weights give large numbers.
     expected = x + mixer(normed)
     tolerance = {"rtol": 1e-4, "atol": 1e-6 * expected.abs().max().item()}
     torch.testing.assert_close(model.layers[0](x), expected, **tolerance)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def without(state: dict, name: str) -> dict:
@@ -228,7 +229,7 @@ def test_transformers_model(kind, options, transformers):
         vocab_size=50, hidden_size=24, state_size=5, num_hidden_layers=3, conv_kernel=3, **options
     )
     theirs = getattr(transformers, kind)(config).eval()
-    with torch.no_grad():  # they start with biases and skips that hide what is left out
+    with torch.no_grad():  # initial biases and skips would hide an omission
         for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     ours = S6.from_mamba(theirs)

@@ -1,7 +1,7 @@
 """Outputs and all gradients of every kind of problem, against the reference in float64.
 
-A base case is changed along one axis at a time, then along pairs of axes where two features meet in
-a kernel; the whole product is `slow`.
+A base case is changed along one axis at a time, then along pairs of axes whose features meet in a
+kernel; the whole product is `slow`.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def kinds(is_complex):
 
 
 def groups_agree(B, C):
-    """Shared means one group, so it goes with grouped only where that is one group too."""
+    """True if B and C agree in groups: "shared" is one group, "grouped" may be several."""
     names = {kind.removeprefix("packed_") for kind in (B, C)} - {"constant"}
     counted = {"grouped" if name == "grouped" else "shared" for name in names}
     return len(counted) < 2
@@ -69,7 +69,7 @@ def one_axis_at_a_time():
         yield from (base.with_(dim=dim, groups=2) for dim in (34, 128))
         yield from (base.with_(dstate=dstate) for dstate in (1, 4, 5, 24, 64))
         yield from (base.with_(input_delta=dtype) for dtype in DTYPES)
-        # A memory that fades slowly gathers rounding errors of the whole sequence.
+        # A memory that fades slowly accumulates the rounding errors of the whole sequence.
         yield base.with_(decay=1e-3, seqlen=1000)
         yield base.with_(decay=1e-3, seqlen=1000, reverse=True, dtype=torch.bfloat16)
 
@@ -92,7 +92,7 @@ def mixed_dtypes():
 
 
 def pairs():
-    """Two features that share an index, a buffer or a branch."""
+    """Yields pairs of features that share an index, a buffer or a branch."""
     for base in (BASE, COMPLEX):
         for seqlen in (1, 33, 64, 65, 257):
             for layout in ("channel_last", "sliced"):
@@ -141,8 +141,8 @@ def pairs():
 
 
 def product_of(base):
-    """The product of the other axes, with few lengths since those are tested above; cases that
-    differ in layout alone follow each other, so that they share the reference's results."""
+    """Yields the product of the other axes, with few lengths since those are tested above. Cases
+    that differ only in layout follow each other, so that they share the reference's results."""
     for B, C in itertools.product(kinds(base.complex), repeat=2):
         groups = base.groups if groups_agree(B, C) else 1
         for options, layout in (({}, "contiguous"), (NOTHING, "channel_last")):
@@ -178,7 +178,7 @@ def test_case(case, device):
 @pytest.mark.slow
 @pytest.mark.parametrize("base", PRODUCT_BASES, ids=str)
 def test_product(base, device):
-    """One test for about sixty cases, which are too many to collect one by one."""
+    """Runs about sixty cases in one test, since they are too many to collect one by one."""
     failures = []
     for case in product_of(base):
         try:
@@ -199,7 +199,7 @@ def test_the_reference_is_a_backend_on_every_device(case, device):
     check(case, device, "reference")
 
 
-# --- what holds for every problem -----------------------------------------------------------------
+# --- properties of every problem ------------------------------------------------------------------
 
 SAMPLES = [
     BASE,
@@ -235,7 +235,7 @@ def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
     *_, states = ops.selective_scan_fwd(*arguments, True)
     cotangents = [problem.cotangents[name].to(device) for name in ("out", "last_state")]
     given = ops.selective_scan_bwd(*cotangents, *arguments, states)
-    # None at all, or as vmap may give them: misaligned, or with a stride.
+    # No states, or states as vmap may pass them: misaligned or strided.
     strided = states.repeat_interleave(2)[::2]
     for others in (None, states[:0], lay_out(states, "offset"), strided):
         recomputed = ops.selective_scan_bwd(*cotangents, *arguments, others)
@@ -248,7 +248,7 @@ def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
 @pytest.mark.parametrize("layout", ["sliced", "channel_last", "wider_rows"])
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_gradients_go_where_the_caller_wants_them(case, layout, device):
-    """What lies beside them keeps its values."""
+    """Gradients are written into the caller's tensors, and the memory beside them is unchanged."""
     case = case.with_(seqlen=72, dim=16)
     arguments = op_arguments(case, inputs_on(case, device))
     ops = torch.ops.selective_scan
@@ -276,7 +276,7 @@ SURROUNDING = 7.0
 
 
 def surrounded(like, layout):
-    """A tensor of one value, and a part of it with the shape of `like`, laid out so."""
+    """Returns a tensor of one value, and a part of it with the shape of `like` and this layout."""
     if layout == "sliced":
         whole = like.new_full([size + 2 for size in like.shape], SURROUNDING)
         return whole, whole[tuple(slice(1, -1) for _ in like.shape)]

@@ -1,5 +1,5 @@
 """Full state matrices, A (dim, dstate, dstate): kernels against the reference in fp64, against the
-matrix exponential, and against what a matrix is known to do."""
+matrix exponential, and against known properties of matrices."""
 
 import itertools
 from functools import partial
@@ -27,7 +27,7 @@ BASE = Case(dim=4, seqlen=70, dstate=5, method="bilinear")
 
 
 def random_matrix(random, dim, n, is_complex):
-    """Stable: a negative definite part and a skew-Hermitian one."""
+    """Returns stable matrices: a negative definite part plus a skew-Hermitian one."""
 
     def normal():
         part = torch.randn(dim, n, n, generator=random, dtype=F64)
@@ -41,14 +41,14 @@ def random_matrix(random, dim, n, is_complex):
 
 
 def tensors_of(case: Case) -> dict[str, torch.Tensor | None]:
-    """Those of the case, with a matrix for A."""
+    """Returns the tensors of the case, with matrices as A."""
     tensors = dict(make(case).tensors)
     matrix = random_matrix(generator(("A", case.data)), case.dim, case.dstate, case.complex)
     return tensors | {"A": matrix.to(tensors["A"].dtype)}
 
 
 def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor]:
-    """Outputs and gradients."""
+    """Returns outputs and gradients."""
     out, last_state = scan(**inputs, **make(case).options, return_last_state=True)
     outputs = {"out": out, "last_state": last_state}
     cotangents = {name: value.to(outputs[name]) for name, value in make(case).cotangents.items()}
@@ -56,19 +56,19 @@ def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor
 
 
 def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
-    """In the case's layout; where that is "expanded", with other values."""
+    """Returns tensors in the case's layout; the layout "expanded" changes their values."""
     made = {}
     for index, (name, value) in enumerate(tensors.items()):
         if value is not None:
             layout = case.layout if name in case.layout_of else "contiguous"
-            # A matrix of equal rows or columns would not be stable: one for all channels is.
+            # A matrix of equal rows or columns would not be stable, so A is expanded over channels.
             value = lay_out(value.to(device), layout, 0 if name == "A" else index)
         made[name] = value
     return made
 
 
 def run(case: Case, tensors, device="cpu"):
-    """What the kernels give."""
+    """Returns the results of the kernels."""
     inputs = {
         name: None if value is None else value.detach().requires_grad_()
         for name, value in laid_out(case, tensors, device).items()
@@ -159,7 +159,7 @@ def test_orders(dstate, dtype, is_complex, device):
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_events_at_the_same_time_add_up(is_complex, device):
-    """Where Δ is 0 nothing decays, and the input counts by its own steps."""
+    """At steps with Δ = 0 nothing decays, and the input enters by its own steps."""
     case = EVENTS.with_(complex=is_complex, delta_softplus=False, delta_bias=False)
     tensors = tensors_of(case)
     tensors["delta"] = tensors["delta"].clone()
@@ -167,7 +167,7 @@ def test_events_at_the_same_time_add_up(is_complex, device):
     check(case, tensors, device)
 
 
-# --- matrices that decompositions find hard -------------------------------------------------------
+# --- matrices that are hard for decompositions ----------------------------------------------------
 
 
 def jordan_block(n):
@@ -175,7 +175,7 @@ def jordan_block(n):
 
 
 def companion(n):
-    """Of a polynomial with roots between -1 and -0.5."""
+    """Returns the companion matrix of a polynomial with roots between -1 and -0.5."""
     polynomial = torch.ones(1, dtype=F64)
     for root in torch.linspace(0.5, 1, n, dtype=F64):
         padded = torch.nn.functional.pad(polynomial, (0, 1))
@@ -191,14 +191,14 @@ def skew(n, random):
 
 
 def permutation(n):
-    """Whose Δ/2 = 1 has zeros where elimination looks for a pivot."""
+    """Returns a matrix for which Δ/2 = 1 gives zeros where elimination looks for a pivot."""
     return torch.roll(torch.eye(n, dtype=F64), 1, 0) + torch.eye(n, dtype=F64)
 
 
 @pytest.mark.parametrize("n", [3, 8, 17])
 @pytest.mark.parametrize("kind", ["jordan", "companion", "skew", "zero", "triangular"])
 def test_matrices_that_are_not_normal_or_defective(kind, n, device):
-    """Within eight times the error that the reference makes in the same precision."""
+    """The error is within eight times that of the reference in the same precision."""
     random = generator((kind, n))
     matrix = {
         "jordan": lambda: jordan_block(n),
@@ -221,7 +221,7 @@ def test_matrices_that_are_not_normal_or_defective(kind, n, device):
 @pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_large_steps_exchange_rows(is_complex, base, device):
-    """Elimination without exchanges would divide by zero here, by small numbers there."""
+    """Elimination without row exchanges would divide by zero or by small numbers."""
     case = base.with_(
         complex=is_complex, delta_softplus=False, delta_bias=False, dstate=6, seqlen=6
     )
@@ -257,7 +257,7 @@ def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, base, device):
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 @pytest.mark.parametrize("is_constant", [True, False], ids=["constant steps", "steps"])
 def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
-    """Over 10,000 steps in fp32, also where a constant step rounds alike in each of them."""
+    """Holds for 10,000 steps in fp32, also if a constant step rounds alike in each of them."""
     dim, n, seqlen = 16, 4, 10000
     random = generator((scale, is_constant))
     A = torch.stack([skew(n, random) for _ in range(dim)]).to(F32)
@@ -282,7 +282,7 @@ def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
 
 
 def test_order_of_convergence():
-    """To the matrix exponential, with an input that is held: errors fall as Δ²."""
+    """Errors against the matrix exponential, with a held input, fall as Δ²."""
     random = generator("order")
     n = 6
     A = random_matrix(random, 1, n, False)
@@ -310,12 +310,12 @@ def test_order_of_convergence():
     assert all(3.8 < ratio < 4.2 for ratio in ratios), errors
 
 
-# --- what stays apart -----------------------------------------------------------------------------
+# --- independence ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_a_singular_step_stays_in_its_channel(is_complex, device):
-    """And nothing else changes, not by a bit: lanes do not meet."""
+    """No bit of any other channel changes, since lanes do not interact."""
     case = BASE.with_(complex=is_complex, dim=6, groups=1, delta_softplus=False, delta_bias=False)
     tensors = tensors_of(case)
     good = run(case, tensors, device)
@@ -341,7 +341,8 @@ def test_the_same_bits(is_complex, check_threads, device):
 
 
 def test_a_sequence_depends_on_no_other():
-    """Nor a channel: to the bit, where a step of another exchanges rows that it leaves in place."""
+    """No bit of a sequence or channel depends on others, even if a step of another one exchanges
+    rows that it leaves in place."""
     case = BASE.with_(batch=3, dim=20, groups=1, B="constant", C="constant")
     tensors = tensors_of(case)
     tensors["delta"][0] += 5.0
@@ -359,11 +360,11 @@ def test_a_sequence_depends_on_no_other():
             assert torch.equal(last, together["last_state"][batch : batch + 1, channels])
 
 
-# --- as PyTorch sees it ---------------------------------------------------------------------------
+# --- the ops in PyTorch ---------------------------------------------------------------------------
 
 
 def op_arguments(case, requires_grad, device="cpu"):
-    """What both ops take."""
+    """Returns the arguments that both ops take."""
     values = {
         name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
         for name, value in tensors_of(case).items()

@@ -1,7 +1,7 @@
-"""What is kept for backward and what is allocated beside inputs and results is bounded.
+"""Memory kept for the backward pass, or allocated besides inputs and results, is bounded.
 
-The unit is the states at the chunk boundaries: batch·dim·dstate·seqlen / 32 values. States of every
-step would be 32 times as many.
+The unit is the states at the chunk boundaries: batch·dim·dstate·seqlen / 32 values. The states of
+every step would be 32 times as many.
 """
 
 import re
@@ -56,7 +56,7 @@ def test_nothing_is_saved_where_no_gradient_is_wanted(device):
 
 
 def peak_on_cpu(function):
-    """Bytes allocated at the highest point, above those at the start, and the function's result."""
+    """Returns the peak of allocated bytes above those at the start, and the function's result."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = function()
     events = [
@@ -82,8 +82,8 @@ def peak_on_cuda(function):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_peak_beside_inputs_and_results(case, device):
-    """Saved states, transposes and workspaces together stay within a few times the unit; the floor
-    takes more, where a GPU has nothing else."""
+    """Saved states, transposes and workspaces together take a few units at most. The floor takes
+    more, so GPUs that have no other path are skipped."""
     if device == "cuda":
         skip_without_path("streamed")
     peak_of = {"cpu": peak_on_cpu, "cuda": peak_on_cuda}[device]
@@ -91,15 +91,15 @@ def test_peak_beside_inputs_and_results(case, device):
     arguments = op_arguments(case, inputs)
     cotangents = [make(case).cotangents[name].to(device) for name in ("out", "last_state")]
     ops = torch.ops.selective_scan
-    ops.selective_scan_fwd(*arguments, True)  # what is allocated once and for all
+    ops.selective_scan_fwd(*arguments, True)  # allocates what is kept for all calls
     slack = 2**20
 
     peak, outputs = peak_of(lambda: ops.selective_scan_fwd(*arguments, True))
     assert peak <= bytes_of(outputs[:2]) + 2 * states_bytes(case) + slack
 
     peak, gradients = peak_of(lambda: ops.selective_scan_bwd(*cotangents, *arguments, outputs[2]))
-    # A GPU's segments may have a state each of as many chunks as states are saved of, and small
-    # tiles leave more partial sums.
+    # On a GPU, segments may hold as many states as are saved for chunks, and small tiles leave more
+    # partial sums.
     units = 4 if device == "cuda" else 2
     assert peak <= bytes_of(gradients) + units * states_bytes(case) + slack
 
@@ -108,7 +108,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def flags_of_memory(address):
-    """What Linux notes of the mapping that holds an address."""
+    """Returns Linux's flags for the mapping that holds an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -133,7 +133,7 @@ def test_large_results_ask_for_huge_pages(seeded):
     [(8, 1280, 128, 256, 12), (44, 168, 304, 64, 24)],
 )
 def test_partial_sums_of_many_states(batch, dim, seqlen, dstate, tile_channels, cuda_device):
-    """A block has few channels then, but tiles that follow one another add to the same sums."""
+    """With many states a block has few channels, but successive tiles share partial sums."""
     case = Case(batch=batch, dim=dim, seqlen=seqlen, dstate=dstate, groups=1)
     inputs = inputs_on(case, cuda_device)
     arguments = op_arguments(case, inputs)

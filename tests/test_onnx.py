@@ -1,4 +1,4 @@
-"""The operators in ONNX: what onnxruntime computes, against the references in float64."""
+"""The operators in ONNX: results of onnxruntime against the references in float64."""
 
 import itertools
 import sys
@@ -45,7 +45,7 @@ def opset(request):
 
 @pytest.fixture
 def check(tmp_path, opset):
-    """Exports a function of the tensors and of a backend; compares it with the reference."""
+    """Exports a function of a backend and tensors, and compares the program with the reference."""
 
     def run(function, *tensors, dynamic=None, calls=()):
         dynamic = None if dynamic is None else (dynamic,)
@@ -61,8 +61,9 @@ def check(tmp_path, opset):
 
 
 def joined(calls):
-    """A function for `check` of the tensors of all calls, and these: in one program, since an
-    export has much to prepare. A call is a function of a backend and of its own tensors."""
+    """Joins calls into one program, since the fixed cost of an export is high. A call is a function
+    of a backend and tensors, and the tensors. Returns a function for `check` of all tensors, and
+    these."""
     calls = list(calls)
 
     def function(backend, *tensors):
@@ -72,7 +73,7 @@ def joined(calls):
             results += [made] if isinstance(made, torch.Tensor) else made
         return results
 
-    # Tensors of their own, for a program has no input twice.
+    # Clones, since a program cannot have the same tensor as two inputs.
     return function, *(tensor.clone() for _, given in calls for tensor in given)
 
 
@@ -84,7 +85,7 @@ def scanned(normal, seqlen=SEQLEN, groups=2, batch=BATCH):
 
 
 def scan_by(method):
-    """A function for `check` of what `scanned` draws."""
+    """Returns a function for `check` of the tensors that `scanned` draws."""
 
     def function(backend, u, delta, A, B, C, D, z, bias, state):
         return selective_scan_fn(
@@ -108,7 +109,7 @@ def test_methods(normal, check):
 
 
 def test_steps_of_any_size(normal, check):
-    """foh's φ1 without cancellation near 0, and bilinear's factor where it is 0, or negative."""
+    """foh's φ1 does not cancel near 0, and bilinear's factor may be 0 or negative."""
     steps = torch.tensor([0.0, 1e-7, 1e-3, 0.5, 1.0, 2.0, 3.0, 30.0, 1.0])
     u, _, _, B, C, _, _, _, state = scanned(normal)
     A = -torch.tensor([[1.0, 2.0, 4.0]]).expand(DIM, DSTATE)
@@ -190,7 +191,7 @@ def test_double_precision(normal, tmp_path):
 
 
 def test_half_precision_of_an_exported_program(normal, tmp_path):
-    """Inputs and output in it, poles and arithmetic not."""
+    """Inputs and output are in half precision, poles and arithmetic are not."""
     u, delta, A, B, C, *_ = scanned(normal)
     given = (u.half(), delta.abs().half(), A, B.half(), C.half())
     made = torch.export.export(Call(selective_scan_fn), given)
@@ -222,7 +223,7 @@ def test_convolution(normal, check):
         options = {"return_final_states": True, "activation": "silu", "backend": backend}
         return plain, *causal_conv1d_fn(x, weight, bias, initial_states=states, **options)
 
-    def narrow(backend, x, weight, bias):  # states of no element are no input of a program
+    def narrow(backend, x, weight, bias):  # a program cannot have empty inputs
         return wide(backend, x, weight, bias, None)[:2]
 
     x, bias = normal(BATCH, DIM, SEQLEN), normal(DIM)
@@ -360,7 +361,7 @@ def test_step_through_a_stack(normal, check):
     check(function, normal(BATCH, 2, d_model), normal(7, d_model), *tensors)
 
 
-# --- what cannot be exported ----------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def refused_calls():

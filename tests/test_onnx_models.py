@@ -1,4 +1,4 @@
-"""Models in ONNX: what onnxruntime computes, against PyTorch, for any batch and length."""
+"""Models in ONNX: results of onnxruntime against PyTorch, for any batch and length."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ BOUND = 1e-4
 
 
 def check(model, examples, path, opset=27, dynamic=(OF_ROWS,)):
-    """The first example is exported; all are computed."""
+    """Exports a model by the first example, and compares its results for all of them."""
     program = Program(model.eval(), examples[0], path, opset=opset, dynamic=dynamic)
     with torch.no_grad():
         for example in examples:
@@ -48,7 +48,7 @@ def mixers():
 
 @pytest.mark.slow
 def test_layers_of_one_size(tmp_path):
-    """In one program, since an export has much to prepare."""
+    """All layers are in one program, since the fixed cost of an export is high."""
     layers = [s6(discretization_method=it) for it in METHODS[1:]]
     layers += [Mamba(D_MODEL, d_state=4, bimamba_type=it) for it in ("none", "v2")]
     check(nn.Sequential(*layers, *mixers()), rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
@@ -62,7 +62,7 @@ def test_double_precision(tmp_path):
 
 @pytest.mark.parametrize("opset", [27, _slow(18)])
 def test_both_directions_of_any_size(opset, tmp_path):
-    """Which PyTorch takes several times as long to export."""
+    """A layer of both directions takes PyTorch several times as long to export."""
     check(mixers()[1], rows(*ROWS), tmp_path / "model.onnx", opset)
 
 
@@ -79,7 +79,7 @@ def test_the_trapezoid_is_refused():
 
 
 class Both(nn.Module):
-    """What two models make of the same images."""
+    """Applies two models to the same images."""
 
     def __init__(self, one, other):
         super().__init__()
@@ -94,7 +94,7 @@ def images(*sizes):
 
 
 def test_vision_of_one_size(tmp_path):
-    """Blocks as published."""
+    """Vim's and VMamba's blocks are called as published."""
     model = Both(published_calls.Vim(mamba_inner_fn), published_calls.VMamba(selective_scan_fn))
     check(model, images((2, 4)), tmp_path / "model.onnx", dynamic=None)
 
@@ -129,7 +129,7 @@ def test_transformers_model_by_our_kernels(tmp_path):
 
 
 class Continued(nn.Module):
-    """S6 that goes on from states, which are inputs and outputs."""
+    """An S6 that continues from states, which are inputs and outputs."""
 
     def __init__(self, model):
         super().__init__()
@@ -143,7 +143,7 @@ class Continued(nn.Module):
 
 
 def continued(depth, *sizes):
-    """S6 that goes on, and calls of these numbers of rows and steps."""
+    """Returns an S6 that continues from states, and calls with these numbers of rows and steps."""
     model = S6(D_MODEL, d_state=4, depth=depth)
 
     def call(batch, seqlen):
@@ -156,9 +156,9 @@ def continued(depth, *sizes):
 
 @pytest.mark.parametrize(("steps", "opset"), [(None, 27), _slow(None, 18), (1, 27)])
 def test_s6_goes_on_from_its_cache(steps, opset, tmp_path):
-    """With any number of steps, or with one, which is an operator of its own in PyTorch."""
+    """S6 continues by any number of steps, or by one, which is another operator in PyTorch."""
     of_rows = OF_ROWS if steps is None else OF_STATES
     sizes = ROWS if steps is None else [(2, 1), (3, 1), (1, 1)]
     check(*continued(1, *sizes), tmp_path / "any.onnx", opset, (of_rows, (OF_STATES,) * 2))
-    if opset == 27:  # and sizes that are known, which several layers take less time for
+    if opset == 27:  # fixed sizes, too, for which an export of several layers takes less time
         check(*continued(2, (2, steps or 9)), tmp_path / "fixed.onnx", opset, None)

@@ -1,5 +1,4 @@
-"""The class that serves every operator: with an operator of its own, and with parts of PyTorch
-missing."""
+"""The class of every operator: with an operator defined here, and without parts of PyTorch."""
 
 import contextlib
 
@@ -114,7 +113,7 @@ def test_bad_calls_of_an_operator_of_a_few_lines(gathered):
 
 
 def test_an_operator_of_a_few_lines_is_mapped(gathered):
-    """Nothing of it is a batch, so it is called for each entry."""
+    """No dimension of the operator is a batch, so vmap calls it for each entry."""
     x, index, factor = gathered_inputs()
     xs = torch.stack([x, 2 * x], dim=1).detach()
     indices = torch.stack([index, 1 + index])
@@ -173,11 +172,11 @@ def test_an_operator_without_a_derivative(raised):
             torch.testing.assert_close(state, expected)
 
 
-# --- what PyTorch leaves out ----------------------------------------------------------------------
+# --- arguments that PyTorch leaves out ------------------------------------------------------------
 
 
 class Context:
-    """What an autograd node that was given these inputs, and no others, shows its operator."""
+    """The context of an autograd node that has these inputs and no others."""
 
     def __init__(self, needs_input_grad):
         self.needs_input_grad = tuple(needs_input_grad)
@@ -193,7 +192,7 @@ class Context:
 
 
 def required(operator, device):
-    """The tensors that the op must be given, requiring gradients."""
+    """Returns the tensors that the op requires, with gradients enabled."""
     if operator is SELECTIVE_SCAN:
         inputs = problem.inputs_on(MINIMAL, device)
     elif operator is DIAGONAL_SCAN:
@@ -205,7 +204,8 @@ def required(operator, device):
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_as_many_gradients_as_inputs(operator, device):
-    """PyTorch 2.15 does not count optional arguments that a call leaves out."""
+    """A derivative returns a gradient for each input of its node: PyTorch 2.15 does not count
+    optional arguments that a call leaves out."""
     tensors = required(operator, device)
     values = (*tensors, *operator.arguments.defaults[len(tensors) :])
     if operator is not DIAGONAL_SCAN:
@@ -252,9 +252,9 @@ def test_gradients_of_ops_without_their_optional_arguments(operator, compiled, d
     )
 
 
-# --- names of PyTorch's own -----------------------------------------------------------------------
+# --- private names of PyTorch ---------------------------------------------------------------------
 
-# What stands in for each.
+# The replacement of each name, for a PyTorch that lacks it.
 INSTEAD = {
     "are_transforms_active": _pytorch._not_known,
     "is_tracing": torch.jit.is_tracing,

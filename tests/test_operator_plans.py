@@ -1,5 +1,4 @@
-"""How calls of the causal convolution, of the state update and of a token's step are divided among
-CUDA threads."""
+"""Plans of the convolution, the state update and a token's step: their division among threads."""
 
 import os
 import random
@@ -11,8 +10,8 @@ from plan_calls import A100, H200, RTX3090, T4, Call, fill
 # --- the causal convolution -----------------------------------------------------------------------
 
 LAST = {"channel_last": True}
-# A call, its width and pass: which kernels run it, whether batch entries are runs each; of columns
-# a thread's steps, of rows the lanes, segments and rounds of a row; and the blocks.
+# A call, its width and pass; then the kernels that run it, whether batch entries are whole runs,
+# the steps of a thread (columns) or the lanes, segments and rounds of a row (rows), and the blocks.
 CONVOLUTIONS = [
     (Call(8, 1536, 2048, 1, **LAST), 4, False, ("columns", True, 64, 768)),
     (Call(8, 1536, 2048, 1, **LAST), 4, True, ("columns", True, 128, 768)),
@@ -71,8 +70,8 @@ def test_convolutions_cover_all_steps(plan_bindings, device):
 
 # --- the state update -----------------------------------------------------------------------------
 
-# A call of as many steps as seqlen says, its groups being heads, and the states' dtype: the kernel
-# that runs it, lanes that share a channel, the grid.
+# A call of `seqlen` steps whose groups are heads, and the dtype of states; then the kernel that
+# runs it, the lanes that share a channel, and the grid.
 UPDATES = [
     (Call(1, 1536, 1, 16), "float32", ("dense", 4, (48, 1))),
     (Call(64, 1536, 1, 16), "float32", ("dense", 4, (48, 64))),
@@ -86,7 +85,7 @@ UPDATES = [
     (Call(1, 24, 1, 4, dtype="float16"), "float32", ("any", 1, (1, 1))),
     (Call(64, 1536, 1, 16, wider_rows=True), "bfloat16", ("dense", 2, (24, 64))),
     (Call(8, 768, 1, 16, dtype="float32"), "float32", ("dense", 4, (24, 8))),
-    # What the dense calls leave out.
+    # Calls that the dense kernel does not take.
     (Call(64, 1536, 1, 16, z=False), "float32", ("any", 4, (48, 32))),
     (Call(64, 1536, 1, 32), "float32", ("any", 8, (96, 16))),
     (Call(64, 1536, 1, 16, padding=16), "bfloat16", ("any", 2, (24, 64))),
@@ -131,7 +130,7 @@ def test_updates_of_all_rows_and_channels(plan_bindings):
 
 # --- a token's step -------------------------------------------------------------------------------
 
-# Rows and sizes of a stack of layers on a GPU: blocks, and stages of the ring.
+# A GPU, dtype, rows and sizes of a stack of layers; then the blocks, and the stages of the ring.
 SMALL, LARGE = (24, 768, 50280, 1536, 16, 48), (64, 2560, 50280, 5120, 16, 160)
 STEPS = [
     (H200, "bfloat16", 1, SMALL, (132, 6)),
@@ -174,7 +173,7 @@ def test_steps_that_are_refused(plan_bindings, device, dtype, rows, sizes, reaso
 
 
 def test_every_block_of_a_step_has_channels_and_outputs(plan_bindings):
-    """Else it would wait for none of the others' values, and they would not wait for its."""
+    """A block without any would not wait for other blocks' values, nor they for its values."""
     rng = random.Random(os.environ["SELECTIVE_SCAN_TEST_SEED"])
     device = fill(plan_bindings.Device(), H200)
     for _ in range(300):
@@ -187,7 +186,7 @@ def test_every_block_of_a_step_has_channels_and_outputs(plan_bindings):
             assert made.startswith(NO_ROOM)
             continue
         assert (sum(made["channels"]), sum(made["outputs"])) == (inner, dim)
-        # A word of what blocks exchange is one block's.
+        # A word that blocks exchange belongs to a single block.
         assert {n % 4 for n in (*made["channels"], *made["outputs"])} == {0}
         assert min(*made["channels"], *made["outputs"]) >= 4
         assert made["shared_bytes"] <= H200.block_shared_bytes

@@ -1,4 +1,4 @@
-"""The oracle of the tests is the reference: it gives the same outputs and gradients in float64."""
+"""The oracle of the tests gives the outputs and gradients of the reference in float64."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Where there is no memory for results, the allocator's own exception is raised, and no more."""
+"""Without memory for results the allocator's own exception is raised, and nothing else happens."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ import selective_scan
 from selective_scan import selective_scan_fn
 
 PROGRAM = Path(__file__).with_name("out_of_memory.py")
-# So that malloc has what the system gives it, and no address space from before the limit.
+# Keeps malloc from using address space that it reserved before the limit was set.
 NOTHING_IN_RESERVE = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**17)}
 
 
 def test_more_than_there_can_be(capfd):
-    """Forward, of an expanded tensor that takes no memory itself."""
+    """Forward of an expanded tensor, which takes no memory itself, raises the allocator's error."""
     u = torch.zeros(1, 1, 1).expand(1, 1, 2**45)
     A, B = torch.zeros(1, 1), torch.zeros(1, 1)
     with pytest.raises(RuntimeError, match=r"you tried to allocate 140737488355328 bytes"):

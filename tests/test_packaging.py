@@ -1,4 +1,4 @@
-"""setup.py: what it builds, for which GPUs, and what the libraries and the wheel look like."""
+"""setup.py: what it builds, for which GPUs, and the properties of the libraries and the wheel."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ from selective_scan._discretization import METHODS
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = ROOT / "setup.py"
 SUPPORTED = {"75", "80", "86", "87", "89", "90", "100", "103", "120"}
-# All that is compiled for but the last, which has PTX too.
+# All default architectures except the last, which also has PTX.
 ALL = ["7.5", "8.0", "8.6", "9.0", "10.0"]
 
 
@@ -36,7 +36,7 @@ def setup() -> ModuleType:
 def fake_torch(
     version: str = "2.13.0", cuda: str | None = None, gpus: tuple[tuple[int, int], ...] = ()
 ) -> SimpleNamespace:
-    """As much of a torch module as the plan looks at: GPUs if any, a CUDA build or not."""
+    """Returns the part of a torch module that the plan reads: a CUDA build or not, GPUs if any."""
     return SimpleNamespace(
         __version__=version,
         version=SimpleNamespace(cuda=cuda),
@@ -47,7 +47,7 @@ def fake_torch(
 
 
 def write_nvcc(folder: Path, release: str, home: Path | None = None) -> Path:
-    """A script that answers as nvcc of CUDA `release` does, its toolkit at `home`."""
+    """Writes a script that answers like nvcc of CUDA `release` with its toolkit at `home`."""
     nvcc = folder / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
     home = home or folder
@@ -89,7 +89,7 @@ posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the fake nvcc i
         ("Turing", ["7.5+PTX"]),
         ("7.5-virtual", ["7.5-virtual"]),
         ("7.5-virtual;7.5", ["7.5+PTX"]),
-        # 10.0 serves 10.3, whose own code is not to be trusted.
+        # 10.3 runs the code of 10.0, since its own code is not trusted.
         ("Blackwell", ["10.0", "12.0", "12.1+PTX"]),
         ("10.3a+PTX", ["10.0+PTX"]),
     ],
@@ -112,7 +112,7 @@ def test_nvcc_flags_of_an_architecture(setup):
     ("text", "visible", "expected"),
     [
         *((text, [], [*ALL, "12.0+PTX"]) for text in ("", "all", " All ")),
-        # Where nothing is asked for, the GPUs that are there.
+        # If nothing is requested, the architectures of the visible GPUs.
         ("", [(9, 0)], ["9.0+PTX"]),
         ("", [(9, 0), (8, 6), (9, 0)], ["8.6", "9.0+PTX"]),
         ("", [(7, 5)], ["7.5+PTX"]),
@@ -231,7 +231,7 @@ def test_cuda_is_left_out(setup, monkeypatch, tmp_path, torch, use_cuda, reason)
 
 @posix_only
 def test_a_wheel_of_a_release_wants_its_own_cuda(setup, monkeypatch, tmp_path):
-    """Whatever PyTorch's is: the library has a CUDA runtime of its own."""
+    """PyTorch's CUDA version does not matter, since the library contains its own CUDA runtime."""
     write_nvcc(tmp_path, "12.8")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     torch = fake_torch(cuda="13.0")
@@ -461,8 +461,8 @@ def test_msvc_is_refused(setup, monkeypatch, compiler):
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf (binutils)")
 @pytest.mark.parametrize("name", ["_cpu", "_cuda"])
 def test_what_the_libraries_need(name):
-    """libtorch.so is needed, or its symbols are not found at load time; anything of Python or of
-    PyTorch's C++ ABI would tie the library to one version."""
+    """libtorch.so must be needed, or its symbols are not found at load time. Anything of Python or
+    of PyTorch's C++ ABI would tie the library to one version."""
     import selective_scan
 
     library = Path(selective_scan.__file__).with_name(f"{name}.so")

@@ -1,4 +1,4 @@
-"""Packed sequences of the selective scan: the same as one by one."""
+"""Packed sequences of the selective scan give the results of separate ones."""
 
 import itertools
 
@@ -39,11 +39,12 @@ from test_s6 import KINDS
 
 F64 = torch.float64
 
-# Sequences of no step, one, less and more than a chunk; nothing between them.
+# Sequences without steps, of one step, of less and of more than a chunk, with no steps between
+# them.
 BOUNDS = (0, 30, 30, 31, 64, 130)
-EDGED = (7, 40, 41, 100)  # steps of no sequence around them
+EDGED = (7, 40, 41, 100)  # has steps outside of all sequences
 BASE = Case(batch=1, seqlen=130, cu_seqlens=BOUNDS)
-# Short ones beside a long one, which has segments.
+# Short sequences beside a long one, which has segments.
 LONG = Case(
     batch=1,
     dim=12,
@@ -53,9 +54,9 @@ LONG = Case(
     step_shift=-3.0,
     cu_seqlens=(0, 5, 70, 71, 2300, 2310, 2600),
 )
-# Elements enough for the streamed kernels on CUDA.
+# Enough elements for the streamed kernels on CUDA.
 MANY_CHANNELS = {"dim": 408, "dstate": 16}
-DIMS = (BASE.dim, 8200)  # the same of BASE
+DIMS = (BASE.dim, 8200)  # few and many channels, for BASE
 BAD_BOUNDS = (
     (0, 50, 40, 130),
     (-9, 60),
@@ -117,7 +118,7 @@ def test_no_steps_of_any_sequence(seqlen, bounds, device):
 
 
 def one_by_one(inputs: dict, case: Case, cotangents: dict):
-    """Outputs and gradients of u of every sequence alone."""
+    """Yields the index and steps of every sequence, and its outputs and gradients alone."""
     bounds = case.cu_seqlens
     for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
         part = {
@@ -139,7 +140,7 @@ def one_by_one(inputs: dict, case: Case, cotangents: dict):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(70, 1), (3, 1), (20, 20)], ids=str)
 def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
-    """On a CPU, where the same kernel runs for any length."""
+    """On a CPU the same kernel runs for any length, so packing changes no bits."""
     bounds = (0, 33, 40, 40, 500, 1900, 1932)
     dim, groups = shape
     case = Case(
@@ -212,7 +213,7 @@ def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device)
 @pytest.mark.parametrize("bounds", BAD_BOUNDS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_boundaries_that_do_not_rise_do_no_harm(dim, bounds, reverse, cuda_device):
-    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    """The results have no meaning, but the call ends, and no other memory is touched."""
     case = BASE.with_(dim=dim, cu_seqlens=bounds, reverse=reverse)
     inputs = inputs_on(case, cuda_device)
     out = selective_scan_fn(**inputs, **options_on(case, cuda_device))
@@ -232,7 +233,7 @@ def test_a_matrix_takes_none():
             )
 
 
-# --- as PyTorch sees it ---------------------------------------------------------------------------
+# --- transforms and compilers ---------------------------------------------------------------------
 
 SMALL = Case(batch=1, dim=2, groups=1, dstate=2, seqlen=7, cu_seqlens=(0, 3, 3, 6), dtype=F64)
 
@@ -340,7 +341,7 @@ def test_mamba_inner(bidirectional, device):
 
 
 def test_it_does_not_synchronize(cuda_device):
-    """A synchronizing call inside would be an error in this mode."""
+    """A synchronizing call would raise an error in this mode."""
     inputs, options = inputs_on(BASE, cuda_device), options_on(BASE, cuda_device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -365,8 +366,9 @@ def test_streamed(changes, cuda_device):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_device):
-    """Of a sequence that is longer than what stays whole a part stays whole, where other segments
-    would begin. So many steps are compared with the kernels for one sequence."""
+    """A sequence that is longer than the uncut limit keeps an uncut part, where other segments
+    would begin. The reference would take too long for so many steps, so the results are compared
+    with those of the kernels for one sequence."""
     bounds = (0, 700, 5900, 6000, 9000, 9000, 9020, 9700, 15000, 16000, 17000, 26000)
     case = LONG.with_(
         dim=768, dstate=16, seqlen=26000, cu_seqlens=bounds, layout="channel_last", reverse=reverse
@@ -384,7 +386,7 @@ def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_devi
             assert error <= 3e-5 * alone[name].norm(), (index, name)
 
 
-@pytest.mark.parametrize("dim", [40, 1800])  # the floor and the streamed kernels
+@pytest.mark.parametrize("dim", [40, 1800])  # the floor, the streamed kernels
 def test_a_captured_graph_takes_other_boundaries(dim, cuda_device):
     case = BASE.with_(seqlen=600, dim=dim, cu_seqlens=(0, 30, 300, 301, 600))
     inputs, options = inputs_on(case, cuda_device), options_on(case, cuda_device)

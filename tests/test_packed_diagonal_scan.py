@@ -1,4 +1,4 @@
-"""Packed sequences of the diagonal scan: the same as one by one."""
+"""Packed sequences of the diagonal scan give the results of separate ones."""
 
 import itertools
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ LARGEST_ERROR = {F32: 3e-6, F64: 1e-13, BF16: 1e-2, C64: 3e-6}
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes an axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     rows: tuple[int, ...] = (1, 5)
     bounds: tuple[int, ...] = BOUNDS
     seqlen: int = 130
-    a_shape: tuple[int, ...] | None = None  # None: as b
+    a_shape: tuple[int, ...] | None = None  # None: that of b
     a: torch.dtype = F32
     b: torch.dtype = F32
     initial_state: bool = True
@@ -52,7 +52,7 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
 
 
 def one_by_one(tensors: dict, case: Case) -> torch.Tensor:
-    """By the reference in fp64."""
+    """Computes the sequences one by one, by the reference in fp64."""
     wide = {n: t.cpu().to(torch.complex128 if t.is_complex() else F64) for n, t in tensors.items()}
     a, b = wide["a"].broadcast_to(wide["b"].shape), wide["b"]
     dtype = torch.promote_types(a.dtype, b.dtype)
@@ -113,7 +113,7 @@ def check(case, device, scan=diagonal_scan_fn):
             assert actual is None or not actual.any(), name
             continue
         error = Error.of(actual.cpu().to(exact.dtype), exact.cpu())
-        # The gradient of a carries h's rounding.
+        # The gradient of a contains the rounding of h.
         assert error.relative_l2 < 10 * allowed, f"{name}: {error}"
 
 
@@ -151,7 +151,7 @@ def test_what_is_not_finite_stays_in_its_sequence(device):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("bounds", [(0, 50, 40, 130), (-9, 60), (0, 900), (90, -9, 90, 2**40)])
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, cuda_device):
-    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    """The results have no meaning, but the call ends, and no other memory is touched."""
     tensors = make(Case(bounds=bounds, layout=layout), cuda_device)
     h = diagonal_scan_fn(**tensors, cu_seqlens=torch.tensor(bounds, device=cuda_device))
     torch.autograd.grad(h.sum(), list(tensors.values()))

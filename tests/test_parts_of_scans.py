@@ -1,5 +1,8 @@
-"""The passes of a scan that is split over ranks: they ask what enters their steps once they have
-told what all of them do to it, h → factor·h + offset, and what gradient comes out of them."""
+"""The passes of a scan that is split over ranks.
+
+Each pass reports through a callback what all of its steps do to an entering state, h → factor·h +
+offset, or backward which gradient leaves them, and gets what enters its steps in return.
+"""
 
 import functools
 
@@ -16,7 +19,7 @@ between = pytest.importorskip("selective_scan.distributed._between")
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 BASE = Case()
-# Segments of time, as the lanes of a vector or one after the other; a slow memory.
+# Segments of time, as lanes of a vector or one after another, with a slow memory.
 LONG = BASE.with_(batch=1, dim=32, groups=1, seqlen=3008, dstate=4, decay=1e-2)
 NAMES = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
 SMALL = 1e-30
@@ -35,9 +38,9 @@ CASES = [
     BASE.with_(layout="channel_last", dim=64, seqlen=256, dtype=BF16),
     *BASE.each(dstate=(1,), seqlen=(70, 500)),
     BASE.with_(dstate=70, dim=2),
-    BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030, decay=1e-2),  # in slices of the states
+    BASE.with_(dstate=70, dim=32, groups=1, seqlen=1030, decay=1e-2),  # in slices of states
     *BASE.each(seqlen=(1, 2, 31, 32, 33, 64)),
-    # With a part of a chunk and without.
+    # With and without a partial chunk.
     *LONG.each(seqlen=(3001, 3008)),
     LONG.with_(reverse=True),
     LONG.with_(dstate=16, input_delta=F32),
@@ -45,7 +48,7 @@ CASES = [
     LONG.with_(seqlen=2048, dstate=16, B="constant", C="constant"),
     LONG.with_(seqlen=2048, dstate=16, dim=4, dtype=F64),
     LONG.with_(seqlen=2049, dstate=16, dim=2, groups=2),
-    # States that are forgotten on the way.
+    # States that are forgotten within the sequence.
     BASE.with_(dim=40, groups=1, seqlen=1000),
     BASE.with_(dim=40, groups=1, seqlen=1000, complex=True, method="bilinear"),
     BASE.with_(batch=1, dim=2, seqlen=9000, dstate=5),
@@ -53,7 +56,7 @@ CASES = [
 
 
 def scanned(case: Case, device: str) -> tuple:
-    """The arguments of a pass, which is given no initial state but where it asks."""
+    """Returns the arguments of a pass, which gets its initial state only through the callback."""
     *others, _, reverse, _, input_delta = problem.op_arguments(
         case, problem.inputs_on(case, device)
     )
@@ -61,7 +64,7 @@ def scanned(case: Case, device: str) -> tuple:
 
 
 def map_of(*arguments) -> torch.Tensor:
-    """What is told of the steps, (batch, 2, dim, dstate)."""
+    """Returns the map of all steps that the forward pass reports, (batch, 2, dim, dstate)."""
     told = []
 
     def enter(own: torch.Tensor) -> torch.Tensor:
@@ -73,7 +76,7 @@ def map_of(*arguments) -> torch.Tensor:
 
 
 def gradient_of(dout: torch.Tensor, *arguments) -> torch.Tensor:
-    """The gradient of the initial state that is told, where none comes of the last state."""
+    """Returns the initial state's gradient that the backward pass reports for out alone."""
     told = []
 
     def enter(own: torch.Tensor) -> torch.Tensor:
@@ -85,8 +88,8 @@ def gradient_of(dout: torch.Tensor, *arguments) -> torch.Tensor:
 
 
 def run(case: Case, device: str, is_told: bool = True) -> tuple[dict, list[torch.Tensor]]:
-    """Results as those of one pass, whose initial state, and last state's gradient, enter in its
-    midst; and what was told in both passes."""
+    """Returns the results of both passes, into which the initial state and the last state's
+    gradient enter through callbacks, and what each pass reported."""
     arguments = problem.op_arguments(case, problem.inputs_on(case, device))
     *scanned, initial_state, reverse, _, input_delta = arguments
     last = reverse, input_delta
@@ -116,7 +119,7 @@ def run(case: Case, device: str, is_told: bool = True) -> tuple[dict, list[torch
 
 
 def solve(case: Case, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """The end states of plain loops over time: of no input from 1, and of the input from 0."""
+    """Returns end states of plain loops over time: from 1 without input, from 0 with the input."""
     inputs = problem.detached(inputs)
     shape = (case.batch, *inputs["A"].shape)
     options = problem.make(case).options
@@ -135,7 +138,7 @@ def check_map(case: Case, own_map: torch.Tensor, device: str) -> None:
     is_small = exact[0].abs() < SMALL
 
     def parts(factor: torch.Tensor, offset: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What is next to nothing may be nothing."""
+        """Sets factors that are nearly 0 to 0, as kernels may."""
         return {"factor": factor.masked_fill(is_small, 0), "offset": offset}
 
     exact, *plain = (parts(*solution) for solution in (exact, *plain))
@@ -149,7 +152,7 @@ def check_map(case: Case, own_map: torch.Tensor, device: str) -> None:
 
 
 def check(case: Case, device: str) -> None:
-    """Of the results of the passes, and of what they tell."""
+    """Checks the results of both passes and what they report."""
     results, (own_map, _) = run(case, device)
     problem.check_results(case, results, device)
     check_map(case, own_map, device)
@@ -166,7 +169,7 @@ def test_cases(device, case):
 
 
 def test_what_is_forgotten_is_a_channel_s_own(device):
-    """One that remembers all steps beside others that do not changes none of their bits."""
+    """A channel that remembers all steps changes no bit of others that do not."""
     case = BASE.with_(batch=1, dim=40, groups=1, seqlen=2000, decay=0.5)
     u, delta, A, *others = scanned(case, device)
     alone = map_of(u, delta, A, *others)

@@ -1,5 +1,5 @@
-"""Shapes for which the CUDA library has kernels of their own or several ways, against the
-reference; test_dstate1.py, test_prompt.py and test_streamed_backward.py have more of them."""
+"""Shapes for which the CUDA library has specialized kernels or several ways, against the reference.
+test_dstate1.py, test_prompt.py and test_streamed_backward.py have more of them."""
 
 import itertools
 
@@ -11,18 +11,19 @@ from problem import METHODS, Case, check
 
 F32, F16, BF16 = FLOATS
 
-# --- few states of many channels, for which there is a lane a channel -----------------------------
+# --- few states of many channels, with one lane per channel ---------------------------------------
 
-# As many warps as it takes for the plan to choose these kernels: one for each group of an entry.
+# Enough warps for the plan to choose these kernels: one for each group of a batch entry.
 NARROW = Case(batch=66, dim=48, groups=6, dstate=1, seqlen=72)
 
 
 def narrow_cases():
     yield from NARROW.each(dtype=FLOATS, dstate=(1, 2, 3, 5, 8))
-    # Rows aligned to 16, 8, 4 and 2 bytes, about the chunks' ends; the latter all at once.
+    # Rows aligned to 16, 8, 4 and 2 bytes, around multiples of a chunk. If they are aligned to 2
+    # bytes, all rows of a warp are loaded at once.
     lengths = (1, 8, 31, 32, 33, 49, 64, 65, 68, 70, 197)
     yield from NARROW.each(dtype=FLOATS, dstate=(1, 2, 8), seqlen=lengths)
-    # Warps that are not full, of one and of two.
+    # Warps that are not full, one or two per group.
     yield from NARROW.with_(dstate=2).each(dim=(6, 6 * 5, 6 * 31, 6 * 33))
     yield from NARROW.each(dim=(6 * 40,), dtype=FLOATS, seqlen=(49,))
     for base in NARROW.each(dtype=FLOATS):
@@ -30,16 +31,16 @@ def narrow_cases():
         yield from (base.with_(seqlen=49, **{name: False}) for name in ("z", "initial_state"))
         yield base.with_(delta_softplus=False, delta_bias=False, seqlen=96)
         yield from base.each(cotangents=(("out",), ("last_state",)), seqlen=(100,))
-        # Rows that are parts of wider ones, or are not aligned.
+        # Rows that are parts of wider ones, or not aligned.
         yield from base.each(layout=("sliced", "offset"))
         yield base.with_(step_shift=-4.0, dstate=8)
-        # So many steps of one state are no longer left to lanes along time.
+        # With so many steps, calls of one state no longer go to lanes along time.
         yield from base.each(dim=(6,), seqlen=(2048, 2056))
     yield NARROW.with_(channel_dtype=BF16)
     yield NARROW.with_(decay=1e-3, dstate=8, seqlen=200)
 
 
-# Of every kernel one.
+# One case for every kernel.
 FEW_NARROW = [*NARROW.each(dtype=FLOATS, dstate=(1, 2, 8), seqlen=(49, 100))]
 
 
@@ -50,7 +51,7 @@ def test_narrow(case, cuda_device):
 
 # --- more states than a kernel holds, which run in slices -----------------------------------------
 
-# As many elements as slices are worth, in few steps, since steps are what the reference takes.
+# So many elements that slices pay off, in few steps, since steps are what the reference takes.
 SLICED = Case(batch=4, dim=256, seqlen=72, dstate=65, groups=2)
 
 SLICES = [
@@ -65,10 +66,10 @@ SLICES = [
     SLICED.with_(complex=True, dstate=40, dtype=BF16, B="packed", C="packed", groups=1),
     SLICED.with_(complex=True, dstate=18, B="constant", C="constant", cotangents=("last_state",)),
     SLICED.with_(dstate=33, B="constant", C="constant", reverse=True),
-    SLICED.with_(input_delta=F32),  # which runs whole
+    SLICED.with_(input_delta=F32),  # runs unsliced
 ]
 
-# --- rows of several dtypes or layouts, and odd ones, so many that some of them are copied first --
+# --- rows of several dtypes or layouts, and odd ones, large enough to be copied first -------------
 
 COPIED = Case(batch=16, dim=1024, seqlen=64, dstate=4, groups=1, initial_state=False)
 MIXED = COPIED.with_(dtype=BF16, delta_dtype=F32)
@@ -94,7 +95,7 @@ def test_slices_and_copies(case, cuda_device):
     check(case, cuda_device)
 
 
-# --- few channels and long sequences, whose streamed forward pass is cut into segments of time ----
+# --- few channels and long sequences, whose streamed forward pass is cut into segments ------------
 
 # The last segment, the last chunk and the last tile of a group are not full.
 LONG = Case(batch=2, dim=36, groups=2, seqlen=3109)
@@ -103,7 +104,7 @@ SEGMENTS = {
     "few states": LONG.with_(dim=70, groups=1, seqlen=3200, dstate=3),
     "more states": LONG.with_(dim=10, dstate=24),
     "many states": LONG.with_(dim=6, seqlen=1664, dstate=61),
-    # The channels of two groups, or of four, are a block's.
+    # A block has the channels of two or of four groups.
     "small groups": LONG.with_(dim=48, groups=4),
     "smaller groups": LONG.with_(dim=40, groups=8, seqlen=2048),
     "complex": LONG.with_(dim=10, seqlen=1528, complex=True, B="packed_grouped", C="grouped"),
@@ -117,7 +118,7 @@ def long_cases(base):
     yield base.with_(reverse=True, dtype=BF16, initial_state=False)
     yield base.with_(layout="channel_last", dtype=BF16)
     yield base.with_(decay=1e-3)  # nothing is forgotten
-    yield base.with_(decay=20.0, method="bilinear")  # nearly everything is
+    yield base.with_(decay=20.0, method="bilinear")  # nearly everything is forgotten
     yield base.with_(cotangents=("last_state",), z=False, D=False, decay=0.01)
 
 
@@ -140,9 +141,9 @@ def test_segments(case, cuda_device):
     check(case, cuda_device)
 
 
-# --- channels of which each has B and C of its own ------------------------------------------------
+# --- channels with separate B and C ---------------------------------------------------------------
 
-# No number of channels or steps that fills warps or chunks.
+# Numbers of channels and steps that fill neither warps nor chunks.
 OWN = Case(batch=2, dim=13, groups=13, seqlen=72)
 
 
@@ -167,7 +168,7 @@ def own_cases():
     yield OWN.with_(layout="channel_last")
 
 
-# Gradients of 4 MiB and more, which the CPU kernels store past the caches where rows are aligned.
+# Gradients of 4 MiB and more, which the CPU kernels store past the caches if rows are aligned.
 LARGE = [
     OWN.with_(batch=1, dim=64, groups=64, seqlen=1040),
     OWN.with_(batch=1, dim=70, groups=70, seqlen=1029, reverse=True),

@@ -1,5 +1,5 @@
-"""Which calls with a cache are one operator: plain layers and few steps. All others go through the
-modules, and either way gives what a model in fp64 gives through its modules."""
+"""Calls with a cache run as one operator if the layers are plain and the steps few. All others go
+through the modules. Both give the results of a model in fp64 through its modules."""
 
 import copy
 
@@ -18,7 +18,7 @@ from selective_scan.cache import MixerCache
 
 BATCH, DIM = 3, 16
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
-# Layers that are plain in other ways than by dtypes and sizes.
+# Layers that are plain, and differ by more than dtypes and sizes.
 PLAIN = (
     {},
     *({"discretization_method": method} for method in METHODS[1:]),
@@ -29,7 +29,7 @@ BOUNDS = {F64: 1e-12, F32: 1e-5, BF16: 3e-2, HALF: 4e-3}
 
 
 def model_of(device: str = "cpu", **options: object) -> S6:
-    """A model whose states, layers and norms count in its output."""
+    """Returns a model whose states, layers and norms all affect its output."""
     model = S6(DIM, **{"depth": 2, "d_state": 5, "dt_min": 0.1, "dt_max": 1.0} | options)
     for layer in model.layers:
         nn.init.normal_(layer.out_proj.weight, std=0.5)
@@ -50,7 +50,7 @@ def ops_of(model: nn.Module, x: torch.Tensor, cache: object) -> list[str]:
 
 
 def through_modules(model: nn.Module) -> nn.Module:
-    """A copy in fp64 in which every part is called."""
+    """Returns a copy in fp64 in which every part is called."""
     exact = copy.deepcopy(model).double()
     for module in exact.modules():
         if isinstance(module, nn.Linear | nn.RMSNorm):
@@ -63,7 +63,7 @@ def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
 
 
 def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> None:
-    """Calls of so many steps are one operator each, or none is, and are right."""
+    """Asserts that calls of these lengths are right, and that each or none is one operator."""
     exact = through_modules(model)
     cache, exact_cache = model.allocate_cache(batch), exact.allocate_cache(batch)
     for steps in lengths:
@@ -168,7 +168,7 @@ def test_it_sees_new_weights():
 
 
 class Wrapper(nn.Module):
-    """As FSDP and others put one around a layer."""
+    """A wrapper like those that FSDP and others put around a layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -182,11 +182,11 @@ def test_a_layer_in_a_wrapper_is_called():
     model = model_of()
     cache = model.allocate_cache(BATCH)
     model.layers[0] = Wrapper(model.layers[0])
-    assert ops_of(model, steps_of(model, BATCH, 1), cache) == 2 * ["s6_step"]  # each layer's mixer
+    assert ops_of(model, steps_of(model, BATCH, 1), cache) == 2 * ["s6_step"]  # one per mixer
 
 
 def test_a_cache_that_was_made_elsewhere(device):
-    """In another dtype, and with other strides."""
+    """The cache may have another dtype and other strides than those of allocate_cache."""
     model = model_of(device)
     exact = through_modules(model)
     for dtype in (F32, BF16):
@@ -215,7 +215,7 @@ def test_a_cache_that_was_made_elsewhere(device):
     ids=str,
 )
 def test_plain_layers_are_one_launch(options, cuda_device):
-    """Where the GPU has the kernel; elsewhere they are their modules."""
+    """Plain layers are one launch, or run as modules on a GPU that does not have the kernel."""
     model, in_one = model_of(cuda_device, **options), has_step()
     check(model, BATCH, [1, 1, 2, 1], in_one=in_one)
     check(model, MAX_ROWS["cuda"], [1, 1], in_one=in_one)
@@ -242,7 +242,7 @@ def test_states_of_float64_go_through_the_modules(cuda_device):
 
 @pytest.mark.usefixtures("step_kernel")
 def test_a_cache_keeps_its_workspace(cuda_device):
-    """For any number of steps, since graphs go on using it; its copies have their own."""
+    """A workspace serves any number of steps, as graphs keep using it; copies have their own."""
     model = model_of(cuda_device)
     cache = model.allocate_cache(BATCH)
     model(steps_of(model, BATCH, 1), cache=cache)
@@ -259,7 +259,7 @@ def test_a_cache_keeps_its_workspace(cuda_device):
 
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
-    """Also where the first call with a cache is the captured one."""
+    """The captured call may also be the first one with the cache."""
     model, head = model_of(cuda_device), nn.Linear(DIM, 40, bias=False, device=cuda_device)
     head.requires_grad_(False)
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
@@ -274,7 +274,7 @@ def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
         x.normal_()
         graph.replay()
         assert torch.equal(captured, model(x, cache=other, head=head))
-        if step % 10 == 0:  # without the graph, with what it leaves
+        if step % 10 == 0:  # without the graph, from its state
             x.normal_()
             assert torch.equal(model(x, cache=cache, head=head), model(x, cache=other, head=head))
     for state, expected in zip(tensors_of(cache), tensors_of(other), strict=True):
@@ -359,7 +359,7 @@ def test_an_input_of_another_dtype_is_refused_as_by_the_modules():
         model(x, cache=model.allocate_cache(BATCH))
 
 
-# --- as PyTorch sees it ---------------------------------------------------------------------------
+# --- compiled code --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
@@ -377,7 +377,7 @@ def test_compiled_code_calls_the_operator(kind):
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
     for steps in (1, 1, 3, 8):
         x = steps_of(model, BATCH, steps)
-        # A layer's norm has a kernel of its own, which compiled code does not call.
+        # A layer's norm has a separate kernel, which compiled code does not call.
         torch.testing.assert_close(compiled(x, cache=cache), model(x, cache=other))
     assert torch.ops.selective_scan.s6_step.default in targets
     torch._dynamo.reset()
@@ -389,8 +389,8 @@ def test_compiled_code_calls_the_operator(kind):
 @pytest.mark.parametrize("steps", [1500, pytest.param(20_000, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_many_steps_do_not_drift(steps):
-    """Token after token is as near to fp64 at the end as the modules are in fp32. Those take many
-    tokens at once, whose states are as good as those of one after another, until the end comes."""
+    """After many single tokens the operator is as close to fp64 as the modules in fp32. The
+    modules take 500 tokens at a time, whose states are as accurate, and the last ones singly."""
     model = model_of(depth=3)
     exact, called = through_modules(model), copy.deepcopy(model)
     for layer in called.layers:
@@ -410,7 +410,7 @@ def test_many_steps_do_not_drift(steps):
 @pytest.mark.usefixtures("step_kernel")
 @pytest.mark.parametrize(("d_model", "d_conv"), [(768, 4), (1536, 8), (2560, 4)])
 def test_as_many_rows_are_one_launch_as_have_room(d_model, d_conv, cuda_device):
-    """And with one more the layers take the call."""
+    """With one row more, the call goes through the layers."""
     model = S6(d_model, depth=1, d_conv=d_conv, device=cuda_device, dtype=BF16)
     model.requires_grad_(False)
 

@@ -1,4 +1,4 @@
-"""Which CUDA kernels run a call, and in which shape: csrc/cuda/plan decides it on the host, from
+"""Which CUDA kernels run a call, and in which launch shape: csrc/cuda/plan decides on the host, by
 sizes, layout and the figures of a device. No GPU is needed."""
 
 import importlib
@@ -15,9 +15,9 @@ from plan_calls import A100, CONSTANT, H200, HALF, RTX3090, T4, Call, fill, rand
 from test_benchmarks import BENCHMARKS
 
 PACKED_SEQUENCES = 64  # of plan_bindings.cpp
-# A call, and of each of its passes: path, channels of a tile, segments of time.
+# A call, and for each of its passes the path, the channels of a tile and the segments of time.
 TABLE = [
-    # A prompt: states of a channel in sixteen lanes, or in eight.
+    # A prompt: the states of a channel are in sixteen lanes, or in eight.
     (Call(1, 1536, 512, 16), ("prompt", 12, 1), ("streamed", 96, 8)),
     (Call(1, 5120, 2048, 16), ("prompt", 40, 1), ("streamed", 96, 7)),
     (Call(2, 1024, 800, 16), ("prompt", 16, 1), ("streamed", 96, 5)),
@@ -29,7 +29,7 @@ TABLE = [
     (Call(1, 256, 512, 16), ("prompt", 2, 1), ("streamed", 32, 16)),
     (Call(1, 1536, 4096, 16), ("prompt", 12, 1), ("streamed", 96, 8)),
     (Call(2, 64, 64, 16, dtype="float32"), ("prompt", 2, 1), ("streamed", 32, 1)),
-    # Of several dtypes: the floor alone takes these as they are.
+    # Several dtypes: only the floor takes them as they are.
     (Call(2, 1024, 800, 16, mixed=True), ("floor", 8, 1), ("floor", 8, 1)),
     # Many channels, as in mamba-130m.
     (Call(8, 1536, 2048, 16), ("streamed", 96, 1), ("streamed", 96, 1)),
@@ -53,11 +53,11 @@ TABLE = [
         ("streamed", 16, 6),
         ("streamed", 48, 6),
     ),
-    # Constant B and C; of few channels the streamed forward kernels would not cut time.
+    # Constant B and C; with few channels the streamed forward kernels would not cut time.
     (Call(8, 1536, 2048, 16, **CONSTANT), ("streamed", 96, 1), ("streamed", 96, 1)),
     (Call(1, 512, 65536, 16, **CONSTANT), ("floor", 16, 17), ("floor", 16, 17)),
-    # One state: lanes lie along time, a warp's along that of one channel where there are few, which
-    # four warps share where steps are many.
+    # One state: lanes are along time. With few channels, a warp's lanes are along the time of one
+    # channel, which four warps share if there are many steps.
     (Call(64, 768, 784, 1), ("dstate1", 8, 1), ("dstate1", 32, 1)),
     (Call(16, 384, 3136, 1), ("dstate1", 1, 1), ("dstate1", 32, 1)),
     (Call(2, 384, 16384, 1), ("dstate1", 1, 1), ("dstate1", 3, 1)),
@@ -66,15 +66,15 @@ TABLE = [
     (Call(2, 768, 4096, 1), ("dstate1", 1, 1), ("dstate1", 4, 1)),
     (Call(1, 64, 65536, 1), ("streamed", 32, 256), ("streamed", 64, 128)),
     (Call(1, 1, 1, 1), ("dstate1", 1, 1), ("dstate1", 1, 1)),
-    # One image: rows that begin anywhere, and few states.
+    # One image: rows that begin at any address, and few states.
     (Call(1, 768, 197, 16), ("prompt", 6, 1), ("streamed", 64, 7)),
     (Call(1, 1024, 96, 2, dtype="float32"), ("prompt", 8, 1), ("streamed", 32, 1)),
     # Few states are padded to sixteen, and so is one, if it is complex.
     (Call(8, 1024, 1024, 1, complex=True), ("streamed", 32, 1), ("streamed", 48, 1)),
     (Call(8, 1536, 2048, 2), ("streamed", 96, 1), ("streamed", 96, 1)),
-    # The input's own steps take a place of a warp's.
+    # The steps of input_delta take the place of one warp.
     (Call(8, 1536, 2048, 16, input_delta=True), ("streamed", 96, 1), ("streamed", 88, 1)),
-    # What only the floor takes.
+    # Calls that only the floor takes.
     (Call(2, 1024, 800, 16, dtype="float64"), ("floor", 8, 1), ("floor", 8, 1)),
     # Packed sequences; many channels need no segments.
     (
@@ -83,26 +83,26 @@ TABLE = [
         ("streamed", 96, 78),
     ),
     (Call(1, 256, 40000, 16, packed=True), ("streamed", 32, 146), ("streamed", 96, 78)),
-    # Cut by the one block that there is room for.
+    # At most 1024 segments: the block that cuts packed sequences has one thread for each.
     (Call(1, 32, 1000000, 16, packed=True), ("streamed", 32, 1011), ("streamed", 32, 1011)),
     (Call(1, 8192, 40000, 16, packed=True), ("streamed", 64, 1), ("streamed", 64, 1)),
     (Call(1, 8192, 1000, 16, packed=True), ("streamed", 64, 1), ("streamed", 64, 1)),
     (Call(1, 256, 2000, 16, packed=True), ("streamed", 8, 14), ("streamed", 96, 7)),
-    # What has no kernel for it.
+    # Calls without kernels of their kind.
     (Call(1, 8192, 40000, 32, packed=True), ("floor", 8, 1), ("floor", 8, 1)),
     (Call(8, 1536, 2048, 65), ("floor", 8, 1), ("floor", 8, 1)),
     (Call(8, 1536, 2048, 16, C="constant"), ("floor", 16, 1), ("floor", 16, 1)),
 ]
 
 
-# By which map the forward pass moves u, delta, z and out, and what the backward pass takes together
-# of u, delta, z, dout, du, ddelta and dz: the initials of steps, channels and elements.
+# The map by which the forward pass moves u, delta, z and out, and the units in which the backward
+# pass moves u, delta, z, dout, du, ddelta and dz: the initials of steps, channels and elements.
 MAMBA = Call(8, 1536, 2048, 16)
 ROWS = [
     (MAMBA, "steps", "sssssss"),
     (replace(MAMBA, channel_last=True), "step pairs", "ccccccc"),
     (replace(MAMBA, channel_last=True, wider_rows=True), "step pairs", "ccccccc"),
-    # Where the input has steps of its own, these and their gradient come last.
+    # input_delta and its gradient come last.
     (replace(MAMBA, input_delta=True), "steps", "sssssssss"),
     (replace(MAMBA, input_delta=True, turned=("input_delta",)), "elements", "ssssssscs"),
     (replace(MAMBA, turned=("z", "dz")), "elements", "sscsssc"),
@@ -113,14 +113,14 @@ ROWS = [
         "scccscc",
     ),
     (replace(MAMBA, dtype="float32", turned=("dout",)), "steps", "ssscsss"),
-    # Against the order of time the backward pass takes single elements of what lies along it.
+    # Against the direction of time, the backward pass moves rows along time by single elements.
     (replace(MAMBA, reverse=True, turned=("u", "out")), "elements", "ceeeeee"),
     # Rows that are not aligned.
     (replace(MAMBA, seqlen=2047), "elements", "eeeeeee"),
     (replace(MAMBA, seqlen=2047, turned=("u", "out")), "elements", "ceeeeee"),
     (replace(MAMBA, B="constant", C="constant", turned=("z",)), "elements", "sscssss"),
     (replace(MAMBA, dstate=8, complex=True, turned=("z",)), "channels", "sscssss"),
-    # A packed sequence begins anywhere along steps.
+    # A packed sequence may begin at any step.
     (replace(MAMBA, batch=1, packed=True, channel_last=True), "step pairs", "ccccccc"),
     (replace(MAMBA, batch=1, packed=True), "elements", "eeeeeee"),
     (
@@ -147,7 +147,8 @@ def test_rows(plan, call, forward, backward):
 
 
 def bytes_of(call):
-    """Of a call's rows, B, C and states at chunk boundaries, in the precision of its arithmetic."""
+    """Returns the bytes of a call's rows, B, C and states at chunk boundaries, in the precision of
+    its arithmetic."""
     projections = 2 * call.groups * call.dstate * call.seqlen
     chunks = -(-call.seqlen // 32) + PACKED_SEQUENCES * call.packed
     states = call.dim * call.dstate * chunks
@@ -164,7 +165,8 @@ def test_table(plan, call, forward, backward):
         assert made["scratch_bytes"] <= times * bytes_of(call) + 1024, which
 
 
-# What is wanted alone: the state's gradient backward, and forward the map of all steps.
+# Passes of which a single result is wanted: backward the state's gradient, forward the map of all
+# steps.
 ALONE = [
     ("backward", Call(1, 2048, 65536, 16), "streamed", 6),
     ("backward", Call(2, 1024, 800, 16), "streamed", 5),
@@ -172,10 +174,10 @@ ALONE = [
     ("backward", Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
     ("backward", Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
     ("backward", Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
-    ("forward", Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks a multiprocessor
+    ("forward", Call(1, 2048, 65536, 16), "streamed", 6),  # three blocks per multiprocessor
     ("forward", Call(2, 1024, 800, 16), "streamed", 3),
     ("forward", Call(2, 64, 64, 16, dtype="float32"), "streamed", 1),
-    ("forward", Call(1, 2048, 65535, 16), "floor", 1),  # which may have a part of a chunk
+    ("forward", Call(1, 2048, 65535, 16), "floor", 1),  # may have a partial chunk
     ("forward", Call(64, 1024, 100, 1), "floor", 1),
     ("forward", Call(1, 1536, 2048, 16, **CONSTANT), "floor", 1),
     ("forward", Call(1, 64, 4096, 16, dtype="float64"), "floor", 8),
@@ -192,8 +194,8 @@ def test_what_is_wanted_alone(plan, which, call, path, segments):
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090], ids=["H200", "A100", "RTX3090"])
 def test_models_are_not_left_to_the_floor(plan, device, monkeypatch):
-    """Whatever the batch, from one image on, and however large the image: the floor is correct for
-    every call, and many times as slow for these."""
+    """Holds for any batch, from one image on, and for images of any size: the floor is correct for
+    every call, but many times slower for these."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     users = importlib.import_module("harness.users")
     left = []
@@ -210,17 +212,18 @@ def test_models_are_not_left_to_the_floor(plan, device, monkeypatch):
 
 
 def shares_of(count, share):
-    """How many of `count` things each block has that takes `share` of those left."""
+    """Returns how many of `count` items each block gets if it takes `share` of those left."""
     return [min(share, count - first) for first in range(0, count, share)]
 
 
 def check_plan(made, call, device):
-    """Every step of every channel belongs to one block, and the device can launch the grid."""
+    """Asserts that a single block has every step of a channel, and that the grid can be
+    launched."""
     tiles = shares_of(call.dim // call.groups, made["tile_channels"])
     assert made["tiles"] == len(tiles)
     assert sum(tiles) == call.dim // call.groups
     steps = call.seqlen
-    # Where packed sequences are cut, they are in chunks: as many as there may be of these.
+    # Packed sequences that are cut are in chunks: as many as there may be at most.
     if call.packed and made["path"] == "streamed" and made["segments"] > 1:
         steps = 32 * min(steps, steps // 32 + PACKED_SEQUENCES)
     segments = shares_of(steps, made["segment_steps"])
@@ -240,7 +243,7 @@ def check_plan(made, call, device):
 
 
 def plan_or_refusal(plan, *arguments):
-    """The plan, or the sentence by which the call is refused."""
+    """Returns the plan, or the message by which the call is refused."""
     try:
         return plan(*arguments)
     except RuntimeError as error:
@@ -249,21 +252,21 @@ def plan_or_refusal(plan, *arguments):
 
 @pytest.mark.parametrize("device", [H200, A100, RTX3090, T4], ids=["H200", "A100", "RTX3090", "T4"])
 def test_random_calls(plan, plan_bindings, device):
-    generator = random.Random(torch.initial_seed())  # of the run and of the test
+    generator = random.Random(torch.initial_seed())  # the seed of the run and the test
     for _ in range(700):
         call = random_call(generator)
         for which in ("forward", "backward"):
             made = plan_or_refusal(plan, which, call, device)
             assert plan_or_refusal(plan, which, call, device) == made
-            if isinstance(made, str):  # 256 states of complex128 are many
+            if isinstance(made, str):  # e.g. 256 states of complex128
                 assert "have not enough shared memory" in made, call
                 assert call.complex or device == T4, call
                 assert call.dtype == "float64", call
                 continue
             assert device != T4 or made["path"] in ("dstate1", "floor")
             check_plan(made, call, device)
-            # The path that the rules choose can be asked for; others run the call too, or say why
-            # they cannot.
+            # The path that the rules choose can be requested; other paths run the call too, or say
+            # why they cannot.
             assert plan(which, call, device, made["path"]) == made
             for path in plan_bindings.paths:
                 other = plan_or_refusal(plan, which, call, device, path)
@@ -331,7 +334,7 @@ def test_kernels_that_need_asynchronous_copies(plan, path):
 
 
 def test_no_copies_for_kernels_that_are_not_there(plan):
-    """Slices and copies of rows are for the streamed kernels."""
+    """Slices and copies of rows only serve the streamed kernels."""
     for call in (
         Call(2, 512, 1000, 200),
         Call(2, 1024, 800, 16, mixed=True),
@@ -384,7 +387,7 @@ def test_sums_without_the_digits_of_their_gradients(plan, changes):
 
 
 def test_too_many_states(plan):
-    """Where no kernels can run a call, the error says why."""
+    """If no kernel can run a call, the error says why."""
     call = Call(1, 8, 64, 257)
     with pytest.raises(RuntimeError, match="selective_scan: dstate must be at most 256, got 257"):
         plan("forward", call)
@@ -392,7 +395,7 @@ def test_too_many_states(plan):
 
 @pytest.mark.parametrize("path", ["streamed", "floor", "prompt"])
 def test_wanted_path(plan, path):
-    """A path can be asked for where it is not the better choice."""
+    """A path can be requested even if it is not the better choice."""
     for which in ("forward", "backward") if path in ("streamed", "floor") else ("forward",):
         for seqlen in (64, 800, 65536):
             made = plan(which, Call(2, 1024, seqlen, 16), wanted=path)
@@ -410,17 +413,17 @@ def chunks_of(lengths):
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("reversed_", [False, True])
 def test_cuts_of_packed_sequences(plan_bindings, backwards, reversed_):
-    """Segments have all chunks between them, and only what is longer than may stay whole is cut:
-    off go as few pieces as leave one that may, which is the last one, or backwards the first. Where
-    that is short it may stay with a piece."""
-    generator = random.Random(torch.initial_seed())  # of the run and of the test
+    """The segments cover all chunks, and only sequences longer than the uncut limit are cut. As few
+    pieces as possible are cut off, so that the rest, at the end or backwards at the beginning, is
+    within the limit. A short rest may stay with a piece."""
+    generator = random.Random(torch.initial_seed())  # the seed of the run and the test
     for _ in range(300):
         lengths = [
             generator.choice([0, 1, 32, 33, generator.randint(0, 300), generator.randint(0, 5000)])
             for _ in range(generator.randint(1, 20))
         ]
         count = sum(chunks_of(lengths))
-        most = count + generator.randint(0, 5)  # those that there may be
+        most = count + generator.randint(0, 5)  # the largest possible count
         piece = generator.randint(1, max(most, 1))
         uncut = generator.randint(piece, 5 * piece)
         segments = max(-(-most // piece), 1)

@@ -1,5 +1,5 @@
-"""Which slices of its states a call is run in, and what is copied before and added up behind them:
-csrc/cuda/plan decides it on the host. No GPU is needed."""
+"""The slices of its states in which a call runs, the arrays copied before them and the sums after
+them: csrc/cuda/plan decides on the host. No GPU is needed."""
 
 import random
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch
 
 from plan_calls import CONSTANT, HALF, Call, random_call
 
-# A call, and of its forward and its backward pass: the states and the path of each slice, how many
-# arrays are copied first, and how many are added up at last. None where a call runs as it is.
+# A call, and for its forward and backward pass the states and the path of each slice, the number of
+# arrays copied first and the number of arrays summed at the end. None: it runs as it is.
 STREAMED = ["streamed"]
 SLICES = [
     (Call(8, 1536, 2048, 16), None, None),
@@ -36,7 +36,7 @@ SLICES = [
         ([16] * 2, STREAMED * 2, 0, 1),
         ([16] * 2, STREAMED * 2, 0, 4),
     ),
-    # By another method, for which kernels hold fewer states.
+    # Another method, whose kernels hold fewer states.
     (
         Call(8, 1024, 512, 40, method="foh"),
         ([16, 16, 8], STREAMED * 3, 3, 1),
@@ -44,13 +44,13 @@ SLICES = [
     ),
     (Call(8, 1024, 512, 24, method="foh", **CONSTANT), None, None),
     (Call(8, 1024, 512, 24, method="rk4", complex=True), None, None),
-    # Too few elements, or what only the floor takes.
+    # Too few elements, or calls that only the floor takes.
     (Call(1, 64, 64, 128), None, None),
     (Call(8, 1024, 512, 128, dtype="float64"), None, None),
     (Call(8, 1024, 512, 128, C="constant"), None, None),
     (Call(8, 1024, 512, 24, complex=True, **CONSTANT), None, None),
     (Call(8, 1024, 1024, 16, mixed=True, complex=True, **CONSTANT), None, None),
-    # Of several dtypes.
+    # Several dtypes.
     (Call(8, 1024, 1024, 16, mixed=True), ([16], STREAMED, 2, 1), ([16], STREAMED, 3, 2)),
     (
         Call(8, 1024, 1024, 32, mixed=True),
@@ -69,7 +69,7 @@ SLICES = [
     ),
     (Call(8, 1024, 1024, 16, mixed=True, C="constant"), None, None),
     (Call(1, 256, 256, 16, mixed=True), None, None),
-    # Whose gradients of B and C need more digits than their kernels have.
+    # Calls whose gradients of B and C need more digits than their kernels keep.
     (HALF, None, None),
     (replace(HALF, complex=True), None, ([16], STREAMED, 4, 3)),
     (replace(HALF, dstate=32), None, ([32], STREAMED, 4, 3)),
@@ -78,14 +78,14 @@ SLICES = [
     (replace(HALF, complex=True, projection_dtype="bfloat16"), None, None),
     (replace(HALF, complex=True, state_alone=True), None, None),
     (replace(HALF, B="constant", C="constant"), None, None),
-    # Of several layouts, of which forward that of u is taken.
+    # Several layouts; the forward pass takes that of u.
     (Call(8, 1024, 1024, 16, turned=("z", "dz")), ([16], STREAMED, 1, 0), None),
     (
         Call(8, 1024, 1024, 16, channel_last=True, turned=("u", "out")),
         ([16], STREAMED, 2, 0),
         None,
     ),
-    # Rows that are no vectors as they lie.
+    # Rows that cannot be read as vectors in place.
     (
         Call(8, 1023, 1024, 16, channel_last=True),
         ([16], STREAMED, 3, 1),
@@ -93,7 +93,7 @@ SLICES = [
     ),
     (Call(8, 1024, 1023, 16), None, None),
     (Call(8, 1023, 1023, 16), None, None),
-    # Where the input has steps of its own the floor takes the call as it is.
+    # With input_delta the floor takes the call as it is.
     (Call(2, 512, 1000, 200, input_delta=True), None, None),
     (Call(2, 1024, 800, 16, mixed=True, input_delta=True), None, None),
 ]
@@ -109,15 +109,15 @@ def test_slices(plan, call, forward, backward):
 
 
 def test_random_slices(plan):
-    """Every state is in one slice, of both passes alike, and what slices leave is added up."""
-    generator = random.Random(torch.initial_seed())  # of the run and of the test
+    """Every state is in one slice, the same in both passes, and results of slices are summed."""
+    generator = random.Random(torch.initial_seed())  # the seed of the run and the test
     for _ in range(500):
         call = random_call(generator)
-        if call.complex and call.dtype == "float64":  # of which 256 may be too many
+        if call.complex and call.dtype == "float64":  # 256 of these may be too many
             continue
         made = {which: plan(which, call, slices=True) for which in ("forward", "backward")}
         counts = {len(it["states"]) if it else 1 for it in made.values()}
-        assert len(counts) == 1, call  # saved states lie likewise
+        assert len(counts) == 1, call  # saved states have one layout
         for it in filter(None, made.values()):
             assert sum(it["states"]) == call.dstate, call
             assert min(it["states"]) > 0, call

@@ -1,4 +1,4 @@
-"""Steps that come again: they are prepared, give the same bits, and see whatever has changed."""
+"""Repeated steps: they are prepared, give the bits of other calls, and see every change."""
 
 import copy
 import pickle
@@ -25,7 +25,7 @@ def no_gradients():
 
 
 def prepared(model: S6, cache: S6Cache, x: torch.Tensor, **options: object) -> PreparedStep:
-    """What the cache has of such a call after three of them."""
+    """Returns the prepared step that a cache has after three calls."""
     for _ in range(3):
         model(x, cache=cache, **options)
     step = cache.layers[0]._steps[x.shape]
@@ -34,7 +34,7 @@ def prepared(model: S6, cache: S6Cache, x: torch.Tensor, **options: object) -> P
 
 
 def warm(device: str, **options: object) -> tuple[S6, S6Cache, torch.Tensor]:
-    """A model, a cache that has a prepared step, and its input."""
+    """Returns a model, a cache with a prepared step, and its input."""
     model = model_of(device, **options)
     cache, x = model.allocate_cache(BATCH), steps_of(model, BATCH, 1)
     prepared(model, cache, x)
@@ -42,7 +42,7 @@ def warm(device: str, **options: object) -> tuple[S6, S6Cache, torch.Tensor]:
 
 
 def anew(model: S6, cache: S6Cache, x: torch.Tensor, **options: object) -> torch.Tensor:
-    """What a call gives that has nothing prepared: the cache's copy has not."""
+    """Returns the result of a call without a prepared step, which a cache's copy does not have."""
     return model(x, cache=copy.deepcopy(cache), **options)
 
 
@@ -109,7 +109,7 @@ def test_it_sees_what_has_changed(change, device):
     expected = anew(model, cache, x)
     assert not torch.equal(before, expected)
     assert torch.equal(model(x, cache=cache), expected)
-    for _ in range(3):  # and goes on
+    for _ in range(3):  # and later calls
         expected = anew(model, cache, x)
         assert torch.equal(model(x, cache=cache), expected)
 
@@ -126,7 +126,7 @@ def test_it_sees_what_has_changed_of_a_convolution(option, device):
 
 
 def test_copied_weights_are_copied_anew():
-    """Kernels read weights whose rows are no vectors' from a copy."""
+    """Weights whose rows are not vectors are read from copies, which must follow the weights."""
     model = model_of()
     for layer in model.layers:
         layer.in_proj.weight.data = layer.in_proj.weight.data.t().contiguous().t()
@@ -140,7 +140,7 @@ def test_copied_weights_are_copied_anew():
 
 
 def test_whoever_looks_on_sees_the_op():
-    """A mode of PyTorch, and one that may need a gradient."""
+    """A dispatch mode sees the op, and a call that may need a gradient is refused."""
     model, cache, x = warm("cpu")
     with Ops() as seen:
         model(x, cache=cache)
@@ -177,7 +177,7 @@ def test_what_is_prepared_goes_with_its_cache():
     number = cache.layers[0]._steps[x.shape]._number
     expected = anew(model, cache, x)
     assert torch.equal(ops.s6_step_again(x, number), expected)
-    del cache  # which nothing else keeps, not even until garbage is collected
+    del cache  # nothing else keeps it alive, not even until garbage is collected
     with pytest.raises(RuntimeError, match=f"there is no prepared step {number}"):
         ops.s6_step_again(x, number)
 
@@ -190,7 +190,7 @@ def test_another_hidden_is_another_call():
 
 
 def test_a_captured_token_goes_on(cuda_device):
-    """What is prepared is captured, too."""
+    """A prepared step can be captured, too."""
     model, cache, x = warm(cuda_device)
     twin = copy.deepcopy(cache)
     graph = torch.cuda.CUDAGraph()

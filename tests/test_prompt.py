@@ -11,7 +11,7 @@ from selective_scan import selective_scan_fn
 
 # Short enough for the plan to choose these kernels, whatever the number of channels.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200)
-# More channels than are scanned at a time by one warp of each multiprocessor of most devices.
+# More channels than one warp per multiprocessor scans at a time on most devices.
 WIDE = Case(batch=1, dim=1090, groups=2, seqlen=336)
 # Many chunks.
 LONG = Case(batch=1, dim=300, groups=1, seqlen=1360)
@@ -19,7 +19,7 @@ F32, F16, BF16 = FLOATS
 
 
 def along_channels():
-    """Layouts of a layer: rows along channels, B and C along states, of any number of steps."""
+    """Yields the layouts of a layer: rows along channels, B and C along states, of any length."""
     base = BASE.with_(dim=24, layout="channel_last")
     yield from base.each(method=METHODS, dtype=FLOATS, seqlen=(61,))
     yield from base.each(dtype=FLOATS, seqlen=(2, 31, 33, 64, 65, 129))
@@ -31,9 +31,9 @@ def along_channels():
 
 def cases():
     yield from BASE.each(method=METHODS, dtype=FLOATS)
-    # About a chunk's steps and those of a saved state.
+    # Lengths around those of a chunk and of a saved state.
     yield from BASE.each(dtype=FLOATS, seqlen=(8, 32, 40, 64, 72, 256))
-    # Rows that begin anywhere, as those of images and a token for their class do.
+    # Rows that begin at any address, like those of images with a class token.
     yield from BASE.each(dtype=FLOATS, seqlen=(1, 49, 63, 65, 129, 197))
     yield from BASE.each(dtype=FLOATS, seqlen=(1000,), dstate=(11,))
     yield from BASE.each(dstate=(5, 8, 15))
@@ -46,7 +46,7 @@ def cases():
 
 
 def large_cases():
-    """Those whose reference takes gigabytes."""
+    """Yields cases whose reference takes gigabytes."""
     for base in (WIDE, LONG):
         yield from base.each(dtype=FLOATS)
         yield from base.each(method=METHODS)
@@ -54,12 +54,12 @@ def large_cases():
         yield base.with_(seqlen=base.seqlen + 1, reverse=True, dtype=BF16)
         yield base.with_(layout="channel_last", dstate=13)
         yield base.with_(layout="channel_last", dtype=BF16)
-    # Twice as many states a lane.
+    # Twice as many states per lane.
     yield from WIDE.each(batch=(3,), seqlen=(200,), dtype=FLOATS)
     yield LONG.with_(decay=1e-3, seqlen=3000)
 
 
-# Longer sequences, fewer states and more channels; most of it is left to other kernels otherwise.
+# Longer sequences, fewer states and more channels, for most of which other kernels are chosen.
 MANY = BASE.with_(dim=5000, groups=1, batch=1)
 FEW = BASE.with_(seqlen=2051, dim=300, groups=3, batch=1)
 OTHERS = (
@@ -70,8 +70,8 @@ OTHERS = (
     FEW.with_(layout="channel_last"),
 )
 
-# What these kernels leave to others: rows that are no vectors or lie backwards, arrays of several
-# layouts or dtypes.
+# Calls that these kernels do not take: rows that are not vectors or run backwards, arrays of
+# several layouts or dtypes.
 REFUSED = (
     *BASE.each(dtype=FLOATS, reverse=(True,)),
     *BASE.each(dtype=FLOATS, layout=LAYOUTS),
@@ -83,7 +83,7 @@ REFUSED = (
 
 
 def check_outputs(case: Case, device: str) -> None:
-    """Of a forward pass alone."""
+    """Checks a forward pass only."""
     inputs = inputs_on(case, device)
     with torch.no_grad():
         out, last_state = selective_scan_fn(
@@ -94,7 +94,7 @@ def check_outputs(case: Case, device: str) -> None:
 
 
 def check_others() -> None:
-    """Kernels are of one method."""
+    """Checks calls by zoh, the only method that these kernels support."""
     for case in (*cases(), *OTHERS):
         if case.method == "zoh":
             check_outputs(case, "cuda")

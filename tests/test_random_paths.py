@@ -1,6 +1,6 @@
-"""Random calls about every threshold of the CUDA plans: the path that the rules choose against the
-floor, which solves the same calls in a process of its own. Calls may be larger than the reference's
-time allows."""
+"""Random calls around every threshold of the CUDA plans: the chosen path against the floor, which
+solves the same calls in a separate process. Calls may be larger than the reference's time
+allows."""
 
 import functools
 import random
@@ -17,10 +17,10 @@ from problem import (
 )
 
 COUNT = 60
-# Of u, and of all states that are gone through: a call is drawn again where it has more.
+# The limits for the elements of u and for all state updates; a larger call is drawn again.
 MOST_ELEMENTS, MOST_UPDATES = 1 << 21, 1 << 25
-# Roundings of a path and of the floor are two times one, over sums of any size. A gradient of few
-# numbers may be what is left of terms that cancel, against which its error is large.
+# The roundings of a path and of the floor add up, over sums of any size. A gradient of few numbers
+# may be the rest of terms that cancel, relative to which its error is large.
 FACTOR = 20
 FEW, FACTOR_OF_FEW = 16, 400
 
@@ -49,7 +49,7 @@ def case_of(call, choose) -> Case:
 
 @functools.cache
 def cases() -> list[Case]:
-    """The same in every process of a run."""
+    """Returns the same cases in every process of a run."""
     numbers = random.Random(generator("random paths").initial_seed())
     drawn = []
     while len(drawn) < COUNT:

@@ -20,7 +20,7 @@ NAMES = ("u", "delta", "A", "B", "C")
 
 
 def system(is_complex, dstate=3, seqlen=5):
-    """One channel in float64, as (1, 1, ...) tensors."""
+    """Returns one channel in float64, as (1, 1, ...) tensors."""
     case = Case(
         batch=1,
         dim=1,
@@ -43,7 +43,7 @@ def scan(tensors, **options):
 
 
 def output(C, states):
-    """y of the states (seqlen, dstate), by the definition."""
+    """Computes y from the states (seqlen, dstate) by its definition."""
     y = (np.asarray(C)[0].T * states).sum(-1)
     return 2 * y.real if np.iscomplexobj(y) else y
 
@@ -93,9 +93,9 @@ def test_states_decay_exactly_without_input(method, is_complex):
     np.testing.assert_allclose(last_state[0, 0], expected, rtol=1e-12)
 
 
-# One step of size Δ errs by a multiple of Δ^(p+1), all steps of a given time together by Δ^p: with
-# an input that is constant in time, zoh holds it to first order, highorder, poly and rk4 by one,
-# two and three terms more, foh exactly. bilinear is of second order.
+# The orders p: one step of size Δ errs by a multiple of Δ^(p+1), all steps of a given time together
+# by Δ^p. For an input that is constant in time, zoh is of first order; highorder, poly and rk4 have
+# one, two and three terms more; foh is exact. bilinear is of second order.
 ORDERS = {"zoh": 1, "highorder": 2, "poly": 3, "rk4": 4, "bilinear": 2}
 
 
@@ -135,7 +135,7 @@ def test_foh_of_a_constant_input_does_not_depend_on_the_step():
 
 
 def printed_bilinear(tensors):
-    """The form (1 − x/2)/(1 + x/2), Δ/(1 + x/2), as one description prints it."""
+    """Computes the form (1 − x/2)/(1 + x/2), Δ/(1 + x/2), as one description prints it."""
     u, delta, A, B, C = (tensors[name] for name in NAMES)
     h, out = tensors["initial_state"], []
     for t in range(u.shape[-1]):
@@ -199,8 +199,8 @@ def test_delta_bias_is_added_before_softplus():
 
 
 def test_conjugate_poles_are_one_complex_state():
-    """A complex state stands for itself and its conjugate, hence 2·Re: the same real system with
-    both written out, in numpy."""
+    """A complex state stands for itself and its conjugate, hence 2·Re: NumPy computes the same real
+    system with both written out."""
     tensors = system(True)
     u, delta, A, B, C = (tensors[name].numpy() for name in NAMES)
     A2, B2 = (np.concatenate([value[0], value[0].conj()]) for value in (A, B))
@@ -264,7 +264,7 @@ def test_it_is_the_reference_backend():
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_impulses_decay_from_when_they_come(is_complex):
-    """Steps of 1 for the input add B·u as it is, and h(T) is the sum of what is left of each."""
+    """With input_delta = 1 a step adds B·u itself, and h(T) is the sum of what has not decayed."""
     tensors = system(is_complex) | {"initial_state": None}
     u, delta, A, B = (tensors[name][0] for name in ("u", "delta", "A", "B"))
     age = delta.sum() - delta.cumsum(-1)
@@ -281,7 +281,7 @@ def test_impulses_decay_from_when_they_come(is_complex):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_steps_of_the_input_that_are_delta_change_nothing(is_complex, method):
-    """And the gradient of delta is then the sum of both."""
+    """The gradient of delta is then the sum of its own and that of input_delta."""
     tensors = system(is_complex)
     results = []
     for has_own in (False, True):

@@ -1,4 +1,4 @@
-"""Whether all that is in the tables of bad calls is refused in their words, by every way in."""
+"""Every bad call in the tables is refused with its message, in every way to call the operator."""
 
 import pytest
 
@@ -27,7 +27,7 @@ each_way = pytest.mark.parametrize(
 
 @each_way
 def test_good_calls_pass(table, way, device):
-    """The tables are about what differs from these."""
+    """The good calls, which the tables change, are accepted."""
     call = TABLES[table].ways[way]
     call(TABLES[table].call(device))
     if table == "SCAN":

@@ -12,7 +12,7 @@ F64 = torch.float64
 
 
 def make(groups=None, dtype=F64, seqlen=SEQLEN):
-    """u, delta, A whose pairs of states have one pole each, B, C, and angles of every step."""
+    """Returns u, delta, A with one pole per pair of states, B, C, and the angles of every step."""
     shape = (BATCH, *(() if groups is None else (groups,)))
     A = -torch.rand(DIM, DSTATE // 2, dtype=F64).repeat_interleave(2, -1) - 0.1
     return (
@@ -26,13 +26,13 @@ def make(groups=None, dtype=F64, seqlen=SEQLEN):
 
 
 def of_channels(values, groups):
-    """(batch, dim, ..., seqlen)"""
+    """Returns values for each channel, (batch, dim, ..., seqlen)."""
     values = values[:, None] if groups is None else values
     return values.repeat_interleave(DIM // values.shape[1], 1)
 
 
 def walk(u, delta, A, B, C, steps, groups, method):
-    """The recurrence of complex states, step by step."""
+    """Computes the recurrence of complex states step by step."""
     B, C, steps = (of_channels(value, groups) for value in (B, C, steps))
     b, c = (torch.complex(value[:, :, ::2], value[:, :, 1::2]) for value in (B, C))
     h = torch.zeros(BATCH, DIM, DSTATE // 2, dtype=torch.complex128)
@@ -56,7 +56,7 @@ def test_states_rotate(method, groups, device):
 
 
 def test_steps_go_on_in_the_turned_frame():
-    """A scan, then single steps, whose angles go on."""
+    """Single steps can follow a scan if their angles continue."""
     u, delta, A, B, C, steps = make()
     angles = steps.cumsum(-1)
     expected = walk(u, delta, A, B, C, steps, None, "zoh")

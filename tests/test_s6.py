@@ -1,4 +1,4 @@
-"""The S6 module: what it computes, how it starts, how it trains, what it refuses."""
+"""The S6 module: its results, initialization, training and refusals."""
 
 import itertools
 import math
@@ -18,12 +18,12 @@ KINDS = ({}, BOTH_WAYS, ROTARY, TRAPEZOID, ROTARY | TRAPEZOID, BOTH_WAYS | ROTAR
 
 
 def steps(model: S6) -> torch.Tensor:
-    """The step sizes that dt_proj's bias stands for."""
+    """Returns the step sizes that dt_proj's bias encodes."""
     layer = model.layers[0]
     return F.softplus(layer.dt_proj.bias) if layer.dt_soft_plus else layer.dt_proj.bias
 
 
-# --- what it computes -----------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_empty_and_shortest_inputs(shape, options, device):
     assert x.grad.shape == shape
 
 
-# --- how it starts --------------------------------------------------------------------------------
+# --- initialization -------------------------------------------------------------------------------
 
 
 def test_parameter_shapes():
@@ -128,7 +128,7 @@ def test_initial_steps(softplus):
     low, high = math.log(0.01), math.log(0.5)
     assert log_steps.min() > low - 1e-4
     assert log_steps.max() < high + 1e-4
-    # 4096 uniform values: the mean is within five standard errors, the range nearly filled.
+    # 4096 uniform values: the mean is within five standard errors, and the range is nearly filled.
     width = high - low
     assert abs(log_steps.mean() - (low + high) / 2) < 5 * width / math.sqrt(12 * 4096)
     assert log_steps.max() - log_steps.min() > 0.98 * width
@@ -211,7 +211,7 @@ def test_every_parameter_gets_a_gradient(options, device):
 
 
 def train(model: S6, autocast: torch.dtype | None = None, steps: int = 40) -> tuple[float, float]:
-    """Learns to repeat an input two steps later; returns the loss before and after."""
+    """Trains a model to repeat an input two steps later; returns the loss before and after."""
     parameter = model.norm_f.weight
     random = torch.Generator().manual_seed(0)
     x = torch.randn(4, 24, 8, generator=random).to(parameter.device)
@@ -248,7 +248,7 @@ def test_output_dtype_under_autocast(options, device):
     with torch.autocast(device, torch.bfloat16):
         actual = model(x)
         actual.square().mean().backward()
-    assert actual.dtype == torch.float32  # that of x, to which blocks add
+    assert actual.dtype == torch.float32  # the dtype of x, to which layers add
     torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)
 
 
@@ -267,13 +267,13 @@ def test_layers_can_be_taken_out(device):
     torch.testing.assert_close(torch.cat(outputs, 1), expected)
 
 
-# --- what it refuses ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 WHOLE = "an integer of at least 1"
 POSITIVE = "a positive finite number"
 FLOATS = "float32, float16, bfloat16, float64 or None"
-# Options, what each must be, what it is instead, and what else is given.
+# Options, what each must be, wrong values, and other options.
 WRONG = [
     ("d_model", WHOLE, (0, 8.0, True), {}),
     ("d_state", WHOLE, (0, None), {}),
@@ -360,7 +360,7 @@ def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, d
 
 
 def test_in_proj_may_take_another_dtype(device):
-    """What is called in its place, or in front of it, casts as it likes."""
+    """A replacement of in_proj, or a hook on it, may cast."""
 
     class Casting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Casts, copies and state dicts of the S6 module: what it keeps and what it gives up."""
+"""Casts, copies and state dicts of the S6 module, and what they preserve."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_half_types_are_those_of_every_parameter(how, dtype):
     x = torch.randn(2, 9, 8, dtype=dtype)
     out = model(x)
     assert out.dtype == dtype
-    # The scan's own parameters are used in float32: only the projections round.
+    # The scan uses its own parameters in float32, so only the projections round.
     torch.testing.assert_close(out.float(), model.float()(x.float()), rtol=0.05, atol=0.05)
     model.to(dtype)
     model(x).sum().backward()
@@ -38,7 +38,7 @@ def test_half_types_are_those_of_every_parameter(how, dtype):
 
 
 def test_poles_and_steps_are_used_in_float32():
-    """Their parameters' rounding is all that a half type costs."""
+    """A half type costs nothing but the rounding of their parameters."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         layer = S6(8, d_state=4).layers[0]
@@ -115,7 +115,7 @@ def test_state_dict_of_another_dtype_can_be_assigned(dtype):
 
 
 def test_parameters_keep_their_order():
-    """State dicts of optimizers know parameters by their places alone."""
+    """State dicts of optimizers identify parameters only by their positions."""
     assert [name.removeprefix("layers.0.") for name, _ in S6(8, bias=True).named_parameters()] == [
         "A_log",
         "D",

@@ -1,6 +1,6 @@
-"""Layers with the exponential trapezoid and with states that rotate: what they compute, what they
-keep in a cache, and how they start. What they have in common with other layers is in test_s6.py,
-test_cache.py, test_compile.py and test_packed.py."""
+"""Layers with the exponential trapezoid or with states that rotate: their results, caches and
+initialization. Tests that they share with other layers are in test_s6.py, test_cache.py,
+test_compile.py and test_packed.py."""
 
 import re
 
@@ -23,7 +23,7 @@ OPTIONS = (
 
 
 def model_of(device="cpu", dtype=F64, **options) -> S6:
-    """Of steps that are large enough for angles and shares to matter, and of any weights."""
+    """Returns a model of varied weights, whose steps are large enough for angles to matter."""
     sizes = {"d_state": DSTATE, "dt_rank": 2, "depth": 2, "dt_min": 0.2, "dt_max": 1.0}
     model = S6(DIM, **sizes | options, dtype=dtype, device=device)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def sequence(device="cpu", dtype=F64, batch=BATCH, seqlen=SEQLEN) -> torch.Tenso
     return torch.randn(batch, seqlen, DIM, dtype=dtype, device=device)
 
 
-# --- what it computes -----------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_gradients_of_a_layer(options):
 
 
 def test_states_turn_by_nothing_where_angles_are_zero():
-    """A rotary layer without angles is one whose pairs of states have one pole."""
+    """A rotary layer whose angles are 0 is one whose pairs of states share a pole."""
     model, x = model_of(depth=1, rotary=True), sequence()
     layer = model.layers[0]
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_states_turn_by_nothing_where_angles_are_zero():
 
 
 def test_angles_of_long_sequences_keep_their_digits():
-    """Sums of some 10,000 radians, of which float32 would keep three digits behind the point."""
+    """Of sums of some 10,000 radians, float32 would keep three digits after the point."""
     model = model_of(depth=1, rotary=True)
     with torch.no_grad():
         model.layers[0].x_proj.weight[-DSTATE // 2 :].abs_()
@@ -106,7 +106,7 @@ def test_angles_of_long_sequences_keep_their_digits():
     torch.testing.assert_close(narrow.double(), whole, rtol=1e-3, atol=1e-3)
 
 
-# --- what a cache has -----------------------------------------------------------------------------
+# --- caches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,7 +117,7 @@ def test_dtypes_of_a_cache(dtype):
     for name, shape in kinds.items():
         tensor = getattr(cache, name)
         assert (tensor.shape, tensor.dtype) == (shape, dtype)
-    # A rounded angle would not be the angle by which the states were turned.
+    # A rounded angle would not be the angle by which the states were rotated.
     assert (cache.angles.shape, cache.angles.dtype) == ((3, DSTATE // 2, 1), F64)
 
 
@@ -143,7 +143,7 @@ def test_caches_of_other_layers_are_refused():
             models[kind](x, cache=cache)
 
 
-# --- how it starts, and where it goes -------------------------------------------------------------
+# --- initialization, parts ------------------------------------------------------------------------
 
 
 def test_parameters():
@@ -179,7 +179,7 @@ def test_initial_values():
 
 
 def test_plain_layers_are_what_they_were():
-    """In the order of their parameters, and of their draws."""
+    """Plain layers keep the order of their parameters and of their random draws."""
     torch.manual_seed(0)
     plain = S6(DIM)
     after = torch.rand(3)

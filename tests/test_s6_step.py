@@ -1,4 +1,4 @@
-"""A step through a stack of layers: against the reference in fp64, and what its bits depend on."""
+"""A step through a stack of layers: against the reference in fp64, and independence of its bits."""
 
 import re
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from selective_scan._s6_step import StackTensors
 pytestmark = pytest.mark.usefixtures("step_kernel")
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
-# What arithmetic alone may differ by, relative in the Euclidean norm.
+# The error that arithmetic alone may cause, relative in the Euclidean norm.
 ARITHMETIC = {F32: 5e-6, F64: 1e-13}
-# Between parts a GPU's kernels round activations to the dtype of the weights.
+# A GPU's kernels round activations between parts to the dtype of the weights.
 ROUNDED = {BF16: 2e-2, HALF: 2e-3}
 
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes one axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     batch: int = 2
     steps: int = 1
@@ -46,8 +46,8 @@ class Case(Axes):
     has_norms: bool = True
     has_norm_f: bool = True
     vocabulary: int = 0
-    slots: int = 0  # of a pool; 0: that of each row is its own
-    padding: int = 0  # rows
+    slots: int = 0  # of a pool; 0: every row has its own slot
+    padding: int = 0  # rows that are padding
     indices: torch.dtype = torch.int64
     softplus: bool = True
     method: str = "zoh"
@@ -58,7 +58,7 @@ class Case(Axes):
 
 
 def make(case: Case, device: str = "cpu") -> dict:
-    """The arguments of a call, whose layers all count in its result."""
+    """Returns the arguments of a call, all of whose layers affect its result."""
     random = generator(str(case))
     inner, projected = case.d_inner, case.rank + 2 * case.dstate
 
@@ -76,7 +76,7 @@ def make(case: Case, device: str = "cpu") -> dict:
         return of_layers(rows, **options) if name in case.biases else None
 
     slots = case.slots or case.batch
-    # Steps below zero would let states grow as exp does, and any error with them.
+    # With negative steps states would grow exponentially, and any error with them.
     delta = {"mean": -1.0} if case.softplus else {"mean": 1.0, "scale": 0.2}
     stack = StackTensors(
         norm=of_layers(case.d_model, mean=1.0, scale=0.2) if case.has_norms else None,
@@ -91,7 +91,7 @@ def make(case: Case, device: str = "cpu") -> dict:
         D=of_layers(inner),
         out_proj=matrices(case.d_model, inner),
         out_proj_bias=biases("out_proj", case.d_model, scale=0.3),
-        # As a cache has it: channels side by side.
+        # As in a cache, channels are contiguous.
         conv_state=[
             state.transpose(1, 2)
             for state in of_layers(slots, case.width - 1, inner, dtype=case.states)
@@ -116,7 +116,7 @@ def make(case: Case, device: str = "cpu") -> dict:
 
 
 def copy_of(arguments: dict) -> dict:
-    """With states of its own."""
+    """Returns the arguments with separate states."""
     states = {
         name: [tensor.clone() for tensor in getattr(arguments["stack"], name)]
         for name in ("conv_state", "state")
@@ -125,7 +125,7 @@ def copy_of(arguments: dict) -> dict:
 
 
 def exact(arguments: dict) -> dict:
-    """On the CPU in fp64."""
+    """Returns the arguments on the CPU in fp64."""
     stack = StackTensors(*([in_float64(x) for x in part or ()] for part in arguments["stack"]))
     return {name: in_float64(value) for name, value in arguments.items()} | {"stack": stack}
 
@@ -140,7 +140,7 @@ def assert_same_states(arguments: dict, others: dict) -> None:
 
 
 def check(case: Case, device: str) -> None:
-    """Out and states are within the arithmetic and one rounding of the reference in fp64."""
+    """Asserts that out and states are within arithmetic and one rounding of the fp64 reference."""
     arguments = make(case, device)
     wanted = exact(arguments)
     expected = s6_step_ref(**wanted)
@@ -187,10 +187,10 @@ CASES = [
     *(BASE.with_(d_model=784, d_inner=2096, weights=t, biases=("in_proj", "out_proj"), batch=rows)
       for t in (BF16, HALF) for rows in (1, 16)),
     BASE.with_(dstate=50, rank=32, batch=2, steps=3, slots=5, padding=1),
-    # Lanes that take turns at states, and at pairs of entries.
+    # Lanes that take several states in turn, or several pairs of entries.
     BASE.with_(dstate=50, batch=8), BASE.with_(dstate=33, batch=15, slots=20, padding=4),
 ]  # fmt: skip
-# What the GPU's kernel leaves to the modules.
+# Cases that the GPU's kernel does not take.
 CPU_CASES = [
     *(BASE.with_(method=method, hidden=F64, weights=F64, vectors=F64, states=F64)
       for method in METHODS),
@@ -237,7 +237,7 @@ def test_any_strides(device):
     assert_same_states(other, arguments)
 
 
-# --- what the bits depend on ----------------------------------------------------------------------
+# --- independence of bits -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_row_has_the_bits_that_it_has_alone(case, device):
             "stack": before["stack"]._replace(**alone),
         }
         assert torch.equal(s6_step(**alone), out[row : row + 1])
-    # They were changed in place.
+    # The calls of single rows changed `before` in place.
     assert_same_states(before, arguments)
 
 
@@ -312,7 +312,7 @@ def test_what_another_row_holds_changes_no_bit(neighbour, device):
 
 
 def test_a_workspace_changes_nothing(device):
-    """Calls of several sizes and dtypes may have it one after the other."""
+    """Calls of several sizes and dtypes may use one workspace in turn."""
     workspace = torch.zeros(1 << 22, dtype=torch.uint8, device=device)
     if device == "cpu":
         workspace.random_(256)
@@ -335,7 +335,7 @@ def test_a_workspace_that_is_too_small():
 
 
 def test_weights_may_begin_anywhere(device):
-    """Views of one flat tensor, as some loaders and optimizers make them."""
+    """Weights may be views of one flat tensor, as some loaders and optimizers create them."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         flat = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)
@@ -350,7 +350,7 @@ def test_weights_may_begin_anywhere(device):
 
 
 def test_a_large_stream_does_not_overflow(device):
-    """Of float16, which holds no more than 65504: the norm makes it small before it is rounded."""
+    """float16 holds at most 65504, but the norm scales the stream down before it is rounded."""
     case = BASE.with_(weights=HALF, vocabulary=9)
     arguments = make(case, device)
     arguments["hidden"] *= 1e5
@@ -374,7 +374,7 @@ def test_flops_are_two_for_each_weight(device):
     "case", [LARGE.with_(d_model=208, batch=3), BASE.with_(weights=BF16)], ids=str
 )
 def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
-    """Token by token, though others use its workspace between the replays."""
+    """A graph continues token by token, although other calls use its workspace meanwhile."""
     arguments = make(case, cuda_device)
     if has_workspace:
         arguments["workspace"] = torch.zeros(1 << 20, dtype=torch.uint8, device=cuda_device)
@@ -391,7 +391,7 @@ def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
 
 
 def test_calls_on_several_streams(cuda_device):
-    """Each has its own memory, and blocks of two calls that hold the GPU wait for nobody."""
+    """Calls have separate memory, and two whose blocks hold the GPU do not wait for each other."""
     base = LARGE.with_(d_model=208)
     cases = [base, base.with_(weights=BF16, batch=5), BASE, BASE.with_(weights=HALF, steps=3)]
     calls = [make(case, cuda_device) for case in cases]

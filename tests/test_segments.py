@@ -1,5 +1,5 @@
-"""Few channels: the CPU kernels' vectors hold segments of the sequences instead, or channels of
-several groups; or threads take segments of the sequences."""
+"""Few channels: vectors of the CPU kernels hold segments of the sequences instead, or channels of
+several groups, or threads take segments of the sequences."""
 
 import pytest
 import torch
@@ -7,13 +7,13 @@ import torch
 from problem import COMPLEX_KINDS, LAYOUTS, METHODS, REAL_KINDS, Case, check, generator
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# One channel to a group fills no vector; the last segment is a part of one.
+# One channel per group does not fill a vector; the last segment is partial.
 BASE = Case(dim=2, groups=2, seqlen=333)
 
 
-# Two vectors of channels, of which the threads take segments; five, the last of them short.
+# Two vectors of channels, whose steps threads take in five segments, the last of them short.
 CHANNELS = Case(batch=1, dim=20, groups=1, dstate=3, seqlen=2100, step_shift=-3.0)
-# A vector has channels of 16 groups at the most, of as many as there are in the end.
+# A vector has channels of at most 16 groups, the last vector of those that are left.
 GROUPS = Case(dim=24, groups=24, dstate=5)
 
 
@@ -57,7 +57,7 @@ def cases():
     for cotangents in (("out",), ("last_state",)):
         yield BASE.with_(cotangents=cotangents)
     yield BASE.with_(decay=0.01, seqlen=1000)  # the segments' maps hardly decay
-    yield BASE.with_(decay=20.0, seqlen=1000)  # and decay to nothing
+    yield BASE.with_(decay=20.0, seqlen=1000)  # they decay to nothing
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
@@ -67,9 +67,9 @@ def test_matches_the_reference(case):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_angles_add_up_without_loss(method):
-    """Over many steps a segment turns a state by angles that no float32 holds as their sum."""
+    """Over many steps a segment rotates a state by angles whose sum no float32 holds."""
     random = generator(method)
-    # States enough that no few of them, accurate by chance, are all of the error.
+    # So many states that a few of them, accurate by chance, do not determine the error.
     dim, dstate, seqlen = 2, 16, 5000
     u, delta = torch.rand(2, 1, dim, seqlen, generator=random).bfloat16()
     A = torch.complex(

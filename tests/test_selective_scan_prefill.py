@@ -1,5 +1,5 @@
-"""Chunked prefill: against the reference in fp64, against the scan of whole sequences however they
-are cut, and what it leaves alone."""
+"""Chunked prefill: against the reference in fp64, against the scan of whole sequences for any
+chunking, and what it leaves alone."""
 
 import itertools
 import random
@@ -21,8 +21,8 @@ from selective_scan import selective_scan_fn, selective_scan_prefill, selective_
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 HALF, BF16 = torch.float16, torch.bfloat16
-# Sequences of no step, one, less and more than a chunk of the kernels, and around them steps of
-# none. The first one is padding, and so is the last but one.
+# Sequences without steps, of one step, of less and of more than a chunk of the kernels, and steps
+# outside of all sequences. The first sequence is padding, and so is the last but one.
 BOUNDS = (1, 4, 40, 40, 41, 70, 75, 148)
 POSITIONS = (0, 3, 16, 15, 0, 9, 52)
 OPTIONAL = ("D", "z", "delta_bias")
@@ -31,15 +31,15 @@ EVENTS = (*OPTIONAL, "input_delta")
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes one axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     dim: int = 12
     dstate: int = 5
     groups: int = 2  # 0: B and C are constant
     method: str = "zoh"
     states: torch.dtype = F32
-    u: torch.dtype = F32  # also of delta, z, B and C, the latter complex where states are
-    pole: torch.dtype = F32  # of A, D and delta_bias, the first complex where states are
+    u: torch.dtype = F32  # also of delta, z, B and C; B and C are complex if states are
+    pole: torch.dtype = F32  # of A, D and delta_bias; A is complex if states are
     optional: tuple[str, ...] = OPTIONAL
     delta_softplus: bool = True
     interleaved: bool = False
@@ -47,7 +47,7 @@ class Case(Axes):
     total: int = 150
     every: int = 16
     positions: tuple[int, ...] = POSITIONS
-    is_wide: bool = False  # whether indices are int64
+    is_wide: bool = False  # indices are int64
     has_indices: bool = True
     layout: str = "contiguous"
 
@@ -67,7 +67,7 @@ class Case(Axes):
 
 
 def tensors_of(case: Case, draws: Draws) -> dict[str, torch.Tensor | None]:
-    """What the scan is of. Poles are stable; without softplus steps are positive."""
+    """Returns the scan's tensors. Poles are stable; without softplus steps are positive."""
     normal, uniform, is_complex = draws.normal, draws.uniform, case.states.is_complex
 
     A = -uniform(0.2, 2.0, case.dim, case.dstate)
@@ -99,7 +99,7 @@ def tensors_of(case: Case, draws: Draws) -> dict[str, torch.Tensor | None]:
 
 
 def make(case: Case, device: str) -> dict:
-    """The arguments by name."""
+    """Returns the arguments by name."""
     draws = Draws(case.with_(layout="contiguous"))
     tensors = tensors_of(case, draws)
     count, columns = case.sequences, case.columns
@@ -180,7 +180,7 @@ def case_list():
         for states in (F32, C64)
     ]
     cases += [base.with_(optional=EVENTS, layout="channel_last", u=BF16, states=BF16)]
-    # A long one, whose time a GPU and a CPU of several threads divide.
+    # A long sequence, whose time a GPU, or a CPU of several threads, divides.
     long = {"bounds": (0, 2, 2200, 2500), "positions": (40, 100, 0), "total": 2500, "every": 100}
     cases += [base.with_(**long, dim=6, dstate=3, layout=where) for where in ("sliced", "offset")]
     for layout in ("dim_first", "sliced", "offset", "expanded", "channel_last"):
@@ -193,11 +193,11 @@ def test_matches_reference(case, device):
     check(case, device)
 
 
-# --- however a sequence is cut --------------------------------------------------------------------
+# --- any chunking ---------------------------------------------------------------------------------
 
 
 def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and the last state of these steps alone."""
+    """Returns out and the last state of these steps alone."""
     names = ("u", "delta", "z", "input_delta", *(() if case.groups == 0 else ("B", "C")))
     per_step = tensors.keys() & names
     given = {
@@ -214,7 +214,7 @@ def scan_of(tensors: dict, steps: slice, case: Case) -> tuple[torch.Tensor, torc
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("optional", [OPTIONAL, EVENTS], ids=["", "input_delta"])
 def test_any_chunking_gives_what_the_whole_gives(optional, method, is_complex, device):
-    """Outputs, the state in the end, and at every checkpoint, which lie at absolute positions."""
+    """Compares outputs, last states and the states of checkpoints, at absolute positions."""
     lengths, every = (90, 1, 64, 37), 16
     count, total = len(lengths), sum(lengths)
     states = C64 if is_complex else F32
@@ -272,7 +272,7 @@ def test_any_chunking_gives_what_the_whole_gives(optional, method, is_complex, d
 
 @pytest.mark.parametrize("dtype", [BF16, HALF])
 def test_states_are_rounded_as_they_are_stored_alone(dtype, device):
-    """out, and what a checkpoint hands on within a call, are computed from unrounded states."""
+    """out, and the steps after a checkpoint within a call, are computed from unrounded states."""
     case = Case(u=F32)
     arguments = make(case, device)
     rounded = arguments["states"].to(dtype)
@@ -280,16 +280,16 @@ def test_states_are_rounded_as_they_are_stored_alone(dtype, device):
     expected = selective_scan_prefill(**arguments)
     out = selective_scan_prefill(**(arguments | {"states": rounded}))
     assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
-    # Rounding errors of the arithmetic seldom move a state from one number to the next.
+    # Rounding errors of the arithmetic seldom change the number that a state is rounded to.
     assert (rounded == arguments["states"].to(dtype)).double().mean() > 0.99
 
 
-# --- what is left alone ---------------------------------------------------------------------------
+# --- initial states, empty calls, threads ---------------------------------------------------------
 
 
 def test_what_a_sequence_begins_with(device):
-    """Its slot's state where has_initial_state says so; without that no sequence has one. Of a
-    sequence without steps that is all that there is."""
+    """A sequence begins with its slot's state if has_initial_state is true, and with 0 if it is
+    false or absent. A sequence without steps keeps that state."""
     case = Case(bounds=(0, 30, 60, 60, 60), positions=(), every=0, total=60)
     arguments = make(case, device)
     flags = torch.tensor([True, False, True, False], device=device)
@@ -346,7 +346,7 @@ def test_same_bits_for_any_number_of_threads(check_threads):
 
 # --- values that only the host can see ------------------------------------------------------------
 
-# What is said of them, and what they are taken for on CUDA.
+# Bad values, the message about them, and the values that CUDA takes them for.
 BAD_VALUES = {
     "first_position": ([0, 0, -1, 0, 0, 0, 0], "be at least 0, got -1", [0] * 7),
     "checkpoint_slots": (
@@ -359,7 +359,7 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_values_that_name_nothing(name, device):
-    """Refused where the host sees them before anything changes; padding or 0 on CUDA."""
+    """Bad values are refused before anything changes or, on CUDA, mean padding or 0."""
     values, sentence, good = BAD_VALUES[name]
     states = torch.randn(6, 12, 5, device=device)
     arguments = make(Case(), device)
@@ -387,7 +387,7 @@ def test_values_that_name_nothing(name, device):
 
 @pytest.mark.parametrize("every", [1, 3, 64])
 def test_bad_values_do_no_harm(every, cuda_device):
-    """What comes out has no meaning, but the call ends, and memory is left alone."""
+    """The results have no meaning, but the call ends, and no other memory is touched."""
     bad = torch.tensor([0, -9, 2**40, 149, 75, 30, 2**62, -(2**62)], device=cuda_device)
     for roll in range(len(bad)):
         values = bad.roll(roll)

@@ -23,7 +23,7 @@ HALF, BF16 = torch.float16, torch.bfloat16
 
 @dataclass(frozen=True)
 class Case(Axes):
-    """One call; the defaults are the base case, and a test changes one axis at a time."""
+    """One call. The defaults are the base case, and a test changes one axis at a time."""
 
     batch: int = 3
     dim: int = 20
@@ -33,14 +33,14 @@ class Case(Axes):
     groups: int | None = None
     method: str = "zoh"
     state: torch.dtype = F32
-    x: torch.dtype = F32  # also of dt, z, B and C, the latter complex where states are
-    pole: torch.dtype = F32  # of A, D and dt_bias, the first complex where states are
+    x: torch.dtype = F32  # also of dt, z, B and C; B and C are complex if states are
+    pole: torch.dtype = F32  # of A, D and dt_bias; A is complex if states are
     optional: tuple[str, ...] = ("D", "z", "dt_bias")
     dt_softplus: bool = True
     indices: torch.dtype | None = None  # None: every row has its own slot
     destinations: int = 0  # dimensions of dst_state_batch_indices
     layout: str = "contiguous"
-    input_delta: torch.dtype | None = None  # None: the input has no step of its own
+    input_delta: torch.dtype | None = None  # None: the input has no separate step
 
     @property
     def compute_eps(self) -> float:
@@ -50,7 +50,7 @@ class Case(Axes):
 
 
 def make(case: Case, device: str) -> dict:
-    """The arguments by name. Poles are stable; without softplus steps are positive."""
+    """Returns the arguments by name. Poles are stable; without softplus steps are positive."""
     draws = Draws(case.with_(layout="contiguous"))
     normal, uniform, is_complex = draws.normal, draws.uniform, case.state.is_complex
 
@@ -96,7 +96,7 @@ def make(case: Case, device: str) -> dict:
         shape = (case.batch,) if case.destinations == 1 else (case.batch, case.steps or 1)
         count = torch.Size(shape).numel()
         chosen = order[case.batch : case.batch + count].view(shape).clone()
-        chosen.view(-1)[-1] = slots + 1  # padding, as pad_slot_id says
+        chosen.view(-1)[-1] = slots + 1  # padding by pad_slot_id
         arguments["dst_state_batch_indices"] = chosen.to(case.indices or torch.int64).to(device)
         arguments["pad_slot_id"] = slots + 1
     return arguments
@@ -133,16 +133,16 @@ def case_list():
     cases += [base.with_(dstate=n, state=s) for n in (1, 2, 5, 17, 64, 200) for s in (F32, BF16)]
     cases += [complex_base.with_(dstate=n) for n in (1, 3, 8, 16, 40)]
     cases += [base.with_(dstate=200, state=s, method=m) for s in (F64, C64, C128) for m in METHODS]
-    # Many rows where channels are few: terms cancel in one output, hardly in all of them.
+    # Many rows with few channels: terms may cancel in one output, but hardly in all of them.
     cases += [base.with_(batch=64, dim=n, state=s) for n in (1, 2) for s in (F32, HALF)]
     cases += [base.with_(dim=n, state=s) for n in (33, 300) for s in (F32, HALF)]
     cases += [base.with_(batch=1, dim=1536, x=BF16), base.with_(batch=70, dim=48)]
-    # Where a GPU's blocks have several rows each, the last one fewer.
+    # A GPU's blocks have several rows each, the last one fewer.
     cases += [
         base.with_(batch=45, dim=1000, x=BF16, state=dtype, indices=torch.int64, destinations=1)
         for dtype in (F32, BF16)
     ]
-    # Where a GPU's kernel knows all sizes and that nothing is absent.
+    # Cases for a GPU's kernel of fixed sizes, with nothing absent.
     full = base.with_(dim=64)
     kinds = [(F32, F32), (F32, BF16), (BF16, BF16), (F32, HALF), (HALF, HALF)]
     cases += [full.with_(state=state, x=dtype) for state, dtype in kinds]
@@ -176,7 +176,7 @@ def test_matches_reference(case, device):
 @pytest.mark.parametrize("state", [F32, BF16])
 @pytest.mark.parametrize("batch", [1, 5])
 def test_as_a_layer_calls_it(batch, state, parameter, device):
-    """z, B and C are slices of what projections give; D and dt_bias have the weights' type."""
+    """z, B and C are slices of projections' results; D and dt_bias have the weights' dtype."""
     case = Case(batch=batch, dim=64, state=state, x=BF16, indices=torch.int32)
     arguments = make(case, device)
     rows = torch.randn(batch, 80, dtype=BF16, device=device)
@@ -195,7 +195,7 @@ def test_as_a_layer_calls_it(batch, state, parameter, device):
 @pytest.mark.parametrize("dim", [20, 64])
 @pytest.mark.parametrize("steps", [None, 2])
 def test_poles_by_their_logarithm(steps, dim, pole, x, device):
-    """As layers have them: kernels take A = −exp(A_log) where they read it."""
+    """Layers pass A_log, and kernels compute A = −exp(A_log) when they read it."""
     case = Case(dim=dim, steps=steps, x=x, pole=F64 if pole == F64 else F32)
     given = make(case, device)
     A_log = (-given["A"]).log().to(pole)
@@ -228,7 +228,7 @@ def test_poles_by_their_logarithm_are_real(device):
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_give_what_the_scan_gives(method, is_complex, has_own_steps, device):
-    """Single steps and several at a time go on where a scan of the first steps has ended."""
+    """Single steps, and several at a time, continue from a scan of the first steps."""
     batch, dim, dstate, seqlen, first = 2, 18, 16, 12, 5
     pole = C64 if is_complex else F32
     u, dt, z = torch.randn(3, batch, dim, seqlen, device=device)
@@ -271,7 +271,7 @@ def test_out_is_computed_from_the_unrounded_state(dtype, device):
     expected = selective_state_update(**arguments)
     out = selective_state_update(**(arguments | {"state": rounded}))
     assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
-    # Rounding errors of the arithmetic seldom move a state from one number to the next.
+    # Rounding errors of the arithmetic seldom change the number that a state is rounded to.
     assert (rounded == arguments["state"].to(dtype)).double().mean() > 0.99
 
 
@@ -289,7 +289,7 @@ def test_a_pool_without_slots_serves_padding(steps, device):
 
 @pytest.mark.parametrize("dtype", [F32, HALF, C64])
 def test_every_step_can_be_gone_back_to(dtype, device):
-    """With a destination for each step, its slot holds what a call of the steps so far leaves."""
+    """Each step's destination holds the state that a call of the steps so far leaves."""
     steps = 4
     arguments = make(Case(batch=2, steps=steps, state=dtype), device)
     pool = torch.zeros(12, 20, 16, dtype=dtype, device=device)
@@ -318,7 +318,7 @@ def test_every_step_can_be_gone_back_to(dtype, device):
 
 
 def test_values_per_head_by_strides_of_0(device):
-    """A, dt, D and dt_bias of one value a head, as Mamba-2 has them, and B of all rows."""
+    """A, dt, D and dt_bias have one value per head, as in Mamba-2, and all rows share B."""
     case = Case(heads=6, dim=10, groups=2, dstate=32)
     arguments = make(case, device)
     small = {
@@ -338,7 +338,7 @@ def test_values_per_head_by_strides_of_0(device):
 
 @pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
 def test_a_state_of_no_rows_may_have_strides_of_0(function, device):
-    """No elements share memory where there are none."""
+    """An empty state has no elements that share memory."""
     arguments = make(Case(), device)
     for name in ("state", "x", "dt", "B", "C", "z"):
         arguments[name] = arguments[name][:0]
@@ -349,7 +349,7 @@ def test_a_state_of_no_rows_may_have_strides_of_0(function, device):
 
 @pytest.mark.parametrize("function", [selective_state_update, selective_state_update_ref])
 def test_a_state_that_memory_holds_otherwise_is_refused(function, device):
-    """PyTorch gives an op a copy of such views, and fails where that has changed."""
+    """PyTorch passes an op a copy of such views, and fails if the op changes it."""
     state = torch.zeros(3, 20, 16, dtype=C64, device=device)
     x, dt = torch.rand(2, 3, 20, device=device)
     B, C = torch.randn(2, 3, 16, dtype=C64, device=device)
@@ -365,7 +365,7 @@ def test_a_state_that_memory_holds_otherwise_is_refused(function, device):
 
 
 def test_rows_are_independent(device):
-    """A row's result has the bits that it has alone, whatever the others hold."""
+    """A row's result has the bits that it has alone, whatever the values of the others."""
     case = Case(batch=9, dim=130, state=BF16, x=BF16)
     arguments = make(case, device)
     for name in ("state", "x"):

@@ -1,6 +1,6 @@
-"""The example of docs/contributing.md is added to a copy of the sources as told there: the tests of
-the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA. The copy is
-built without the other methods, which are refused."""
+"""The example of docs/contributing.md, added to a copy of the sources as described there: the tests
+of the matrix pass with it on the CPU, and kernels of each kind compile with it for CUDA. The copy
+is built without the other methods, which are then refused."""
 
 import dataclasses
 import importlib.util
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
 NAME = "midpoint"
-# In each file the one place that a pattern matches is followed by a text.
+# A file, a pattern that matches once in it, and the text to insert after the match.
 EDITS = (
     ("csrc/core/discretization/method.h", r"enum class Method[^}]*\w(?= \})", ", kMidpoint"),
     ("csrc/core/discretization/method.h", r'kMethodNames\[\] = \{[^}]*"', ', "midpoint"'),
@@ -39,7 +39,7 @@ EDITS = (
         '    "midpoint": (mpmath.exp, lambda x: mpmath.exp(x / 2)),\n',
     ),
 )
-# One source of each kind of CUDA kernels that run any method, of csrc/cuda/instantiations.py.
+# From csrc/cuda/instantiations.py, one source of each kind of CUDA kernels that run any method.
 CUDA_SOURCES = (
     "floor_float",
     "streamed_forward_float_4x4",
@@ -73,7 +73,7 @@ def insert(path: Path, pattern: str, text: str):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """A copy of the sources to which the method was added."""
+    """A copy of the sources with the method added."""
     tree = tmp_path_factory.mktemp("sources") / "selective_scan"
     unneeded = shutil.ignore_patterns(
         ".*", "build", "dist", "*.so", "*.pyd", "__pycache__", "benchmarks"
@@ -84,7 +84,7 @@ def tree(tmp_path_factory) -> Path:
     (tree / f"csrc/core/discretization/{NAME}.h").write_text(textwrap.dedent(formula))
     for name, pattern, text in EDITS:
         insert(tree / name, pattern, text)
-    # For one instruction set: the others have the same templates, and take as long each.
+    # Only one instruction set is built: the others have the same templates and take as long each.
     guard = "defined(__x86_64__)"
     for name in ("capability.cpp", "capabilities/instructions.h"):
         path = tree / "csrc/cpu" / name
@@ -95,8 +95,8 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tree) -> Path:
-    """The copy with a CPU library of the method alone. A debug build takes less than half the time,
-    and has assertions."""
+    """The copy with a CPU library of this method alone, as a debug build: it takes less than half
+    the time, and has assertions."""
     build = (sys.executable, "setup.py", "build_ext", "--inplace")
     run(*build, cwd=tree, SELECTIVE_SCAN_METHODS=NAME, USE_CUDA="0", DEBUG="1")
     return tree
@@ -136,7 +136,7 @@ def test_a_kernel_compiles_for_cuda(tree, tmp_path, name):
         pytest.skip("nvcc was not found")
     instantiations = load(tree / "csrc/cuda/instantiations.py")
     (source,) = (source for source in instantiations.SOURCES if source.name == name)
-    # One of several that differ in layouts and types of elements.
+    # Takes one of the structs that differ only in layouts and element types.
     structs = tuple({struct.split("<")[0]: struct for struct in source.structs}.values())
     path = tmp_path / f"{name}.cu"
     path.write_text(dataclasses.replace(source, structs=structs).text(NAME))

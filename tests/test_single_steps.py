@@ -1,5 +1,5 @@
-"""One step through the public function, for |x| = |Δ·A| from 1e-6 to 80: whatever form kernels take
-a step by, and go back through it, every entry by itself has the digits of its dtype."""
+"""One step through the public function, for |x| = |Δ·A| from 1e-6 to 80: in whatever form kernels
+compute a step and its gradients, every single entry has the digits of its dtype."""
 
 import math
 
@@ -13,7 +13,7 @@ from selective_scan._discretization import phi1
 SIZES = torch.logspace(-6, math.log10(80), 48, dtype=torch.float64)
 DELTA = 0.75
 NAMES = ("u", "A", "initial_state")
-# The coefficients of b where it is a polynomial.
+# The coefficients of b for the methods where it is a polynomial.
 SERIES = {
     "zoh": (1,),
     "highorder": (1, 1 / 2),
@@ -23,7 +23,7 @@ SERIES = {
 
 
 def poles_of(dstate: int, is_complex: bool, dtype: torch.dtype) -> torch.Tensor:
-    """(dim, dstate), so that states of one channel differ in size."""
+    """Returns poles (dim, dstate) such that the states of a channel differ in size."""
     A = -torch.stack([SIZES.roll(7 * n) for n in range(dstate)], 1) / DELTA
     if not is_complex:
         return A.to(dtype)
@@ -33,8 +33,8 @@ def poles_of(dstate: int, is_complex: bool, dtype: torch.dtype) -> torch.Tensor:
 
 
 def take_step(A, dtype, method, device, backend="auto"):
-    """A step from 1 by an input of 1: out, (state, channel), which entry n of the batch has of
-    state n alone, and its gradients, shaped alike."""
+    """Takes a step from state 1 by an input of 1. Returns out, (state, channel), for which entry n
+    of the batch reads only state n, and its gradients in the same shape."""
     dim, dstate = A.shape
     inputs = {
         "u": torch.ones(dstate, dim, 1, dtype=dtype),
@@ -53,7 +53,7 @@ def take_step(A, dtype, method, device, backend="auto"):
 
 
 def terms_of(method, x):
-    """|a|, |b|, |a'| and |b'|, of sums with the sizes of their terms."""
+    """Returns |a|, |b|, |a'| and |b'|; for sums, the sizes of their terms."""
     size = x.abs()
     if method in SERIES:
         a = x.exp().abs()
@@ -65,7 +65,7 @@ def terms_of(method, x):
         slope = torch.where(size < 1e-3, 0.5, (a - b) / x)
         return a.abs(), b.abs(), a.abs(), slope.abs()
     r = 1 / (1 - x / 2)
-    # a = (1 + x/2)·r vanishes at -2, where rounding x moves it by as much as its terms are large.
+    # a = (1 + x/2)·r vanishes at -2, where rounding x changes it in proportion to its terms.
     return (1 + size / 2) * r.abs(), r.abs(), r.abs() ** 2, r.abs() ** 2 / 2
 
 
@@ -79,14 +79,14 @@ def test_every_size_of_step_has_its_digits(dstate, dtype, is_complex, method, de
     exact = take_step(wide, torch.float64, method, "cpu", "reference")
     x = DELTA * wide.T
     a, b, a_slope, b_slope = terms_of(method, x)
-    twice = 2 if is_complex else 1  # out is 2·Re of what a complex state gives
+    twice = 2 if is_complex else 1  # out is 2·Re of a complex state's output
     scale = {
         "out": twice * (a + DELTA * b),
         "u": twice * DELTA * b,
         "A": twice * (DELTA * a_slope + DELTA**2 * b_slope),
         "initial_state": twice * a,
     }
-    # Rounding x moves exp(x) by as much as x is large; denormal numbers are flushed to zero.
+    # Rounding x changes exp(x) in proportion to x; denormal numbers are flushed to zero.
     digits = torch.finfo(dtype).eps * (12 + 2 * x.abs())
     for name, actual in take_step(A, dtype, method, device).items():
         error = (actual.to(exact[name].dtype) - exact[name]).abs()

@@ -17,7 +17,7 @@ from problem import (
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
 
-# Tiles of 96 channels and a part of one; the last warp of a group is not full.
+# Tiles of 96 channels and a partial one; the last warp of a group is not full.
 REAL = Case(batch=2, dim=600, groups=1, seqlen=70)
 KINDS = {
     "real": REAL,
@@ -26,7 +26,7 @@ KINDS = {
     "four warps a channel": REAL.with_(dim=60, groups=2, dstate=64),
     "complex": REAL.with_(dim=108, groups=2, complex=True, B="packed_grouped", C="packed_grouped"),
 }
-# By the floor.
+# Runs on the floor.
 COMPLEX_CONSTANT = REAL.with_(dim=46, complex=True, B="constant", C="constant")
 
 
@@ -34,13 +34,13 @@ def cases_of(base):
     yield from base.each(method=METHODS, dtype=(torch.float32, torch.bfloat16))
     # Lanes along steps, along channels, and along neither.
     yield from base.each(dtype=FLOATS, seqlen=(base.seqlen, 64))
-    # Small steps, as most models have them, whose softplus must keep its relative accuracy.
+    # Small steps, as in most models, for which softplus must keep its relative accuracy.
     yield from base.each(seqlen=(64,), step_shift=(-4.0,), dtype=FLOATS[::2])
     yield base.with_(seqlen=64, reverse=True)
     yield base.with_(reverse=True, dtype=torch.bfloat16)
     yield from base.each(layout=("channel_last",), dtype=FLOATS)
     yield base.with_(layout="sliced", dtype=torch.bfloat16)
-    # Some arrays' channels are neighbours, others' steps; rows aligned to one element only.
+    # Some arrays contiguous along channels, others along steps; rows aligned to one element only.
     some = base.with_(layout="channel_last", layout_of=("u", "delta"))
     yield from (*some.each(dtype=FLOATS[::2]), *base.each(layout=("offset",), dtype=FLOATS[::2]))
     yield from base.each(seqlen=(1, 8, 9, 32, 33))
@@ -77,14 +77,14 @@ def test_outputs_and_gradients(case, cuda_device):
 @pytest.mark.parametrize("dim", [64, 96, 500, 800, 1700, 3300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_tiles(dim, dtype, cuda_device):
-    """From one tile on, whole batches of them and more, also divided among two, four and eight
-    ways; a part of a step block at the end."""
+    """One tile, whole batches of tiles and more, also divided two, four and eight ways; the last
+    block of steps is partial."""
     check(REAL.with_(batch=1, dim=dim, seqlen=300, dtype=dtype), cuda_device)
 
 
 @pytest.mark.parametrize("kind", ["real", "four warps a channel", "complex"])
 def test_sums_of_many_sequences(kind, cuda_device):
-    """More work than the blocks that convert B and C, and that add up tiles, are launched for."""
+    """There is more work than blocks are launched for, to convert B and C and to add up tiles."""
     check(KINDS[kind].with_(batch=48, dim=128, groups=64, seqlen=40), cuda_device)
 
 
@@ -93,7 +93,7 @@ def wide(dtype):
 
 
 def tensors_on(case, device):
-    """A case's tensors, of a test's own, which may change them."""
+    """Returns copies of a case's tensors, which a test may change."""
     return {
         name: None if value is None else value.detach().to(device, copy=True)
         for name, value in make(case).tensors.items()
@@ -105,7 +105,8 @@ def widened(tensors):
 
 
 def check_large(case, device):
-    """Repeatable, and as the CPU's kernels: the reference would take long and much memory."""
+    """Asserts that results are repeatable and agree with the CPU kernels, since the reference would
+    take too much time and memory."""
     first = check_repeatable(case, device)
     limit = 1e-2 if case.dtype == torch.bfloat16 else 1e-5
     for name, expected in run(case, "cpu").items():
@@ -134,8 +135,8 @@ def test_tiles_in_two_parts(kind, dtype, cuda_device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tiles", [7, 9])
 def test_tiles_that_share_partial_sums(tiles, kind, dtype, cuda_device):
-    """In two rounds of 4 tiles a sequence, of which one does not exist, and in parts; in three
-    rounds of 3."""
+    """Seven tiles per sequence run in two rounds of 4, of which one does not exist, and in parts;
+    nine run in three rounds of 3."""
     multiprocessors = torch.cuda.get_device_properties(cuda_device).multi_processor_count
     tile_channels = {"two warps a channel": 48, "four warps a channel": 24, "complex": 48}
     case = KINDS[kind].with_(
@@ -151,10 +152,10 @@ def test_tiles_that_share_partial_sums(tiles, kind, dtype, cuda_device):
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_of_length_zero(method, is_complex, cuda_device):
-    """Where Δ = 0 its gradient still has terms, some of them limits."""
+    """If Δ = 0 its gradient still has terms, some of them limits."""
     case = KINDS["complex" if is_complex else "real"].with_(seqlen=40)
     tensors = tensors_on(case, cuda_device) | {"delta_bias": None}
-    tensors["delta"].abs_()  # or states would grow, in some channels beyond what fp32 holds
+    tensors["delta"].abs_()  # states would grow by negative steps, some beyond fp32
     tensors["delta"][..., 5:20] = 0.0
 
     cotangent = torch.randn_like(tensors["u"])
@@ -172,7 +173,7 @@ def test_steps_of_length_zero(method, is_complex, cuda_device):
 @pytest.mark.parametrize("x", [-5.0, -10.0, -20.0, -40.0, -80.0])
 @pytest.mark.parametrize("kind", [*KINDS, "complex constant", "few channels", "dstate 1", "floor"])
 def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
-    """By foh it is as small as abar, and has its digits."""
+    """By foh the gradient of Δ is as small as abar, and as accurate."""
     others = {
         "complex constant": COMPLEX_CONSTANT,
         "few channels": REAL.with_(dim=21, seqlen=64),
@@ -188,16 +189,17 @@ def test_ddelta_of_states_that_decay_at_once(kind, x, cuda_device):
     actual = torch.autograd.grad(y.sum(), delta)[0]
     exact = ddelta_by_foh(*(value.detach().to(wide(value.dtype)) for value in (u, delta, A, B, C)))
     error = Error.of(actual.double(), exact)
-    # A rounding of the exponent is one of abar's, as many times as x is large.
+    # A rounding of the exponent changes abar by x times as much.
     assert error.relative_l2 < 3e-7 * (10 + abs(x)), error
 
 
 def ddelta_by_foh(u, delta, A, B, C):
-    """Of the sum of y. The reference's derivative is a difference that leaves no digits of it."""
+    """Returns the gradient of y's sum; the reference's derivative, a difference, keeps no
+    digits."""
     dim, seqlen = u.shape[1:]
 
     def steps_of(projection):
-        """(dim, dstate, seqlen)"""
+        """Returns a projection as (dim, dstate, seqlen)."""
         if projection.dim() == 2:
             return projection[..., None].expand(*projection.shape, seqlen)
         grouped = projection.reshape(-1, A.shape[1], projection.shape[-1])
@@ -224,7 +226,7 @@ def ddelta_by_foh(u, delta, A, B, C):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_poles_of_any_size(kind, dtype, cuda_device):
-    """With foh, warps go with care where one of their poles is too small or large for its steps."""
+    """With foh, a warp takes a careful form if a pole is too small or too large for its steps."""
     case = KINDS[kind].with_(method="foh", seqlen=64, dtype=dtype, initial_state=False)
     tensors = tensors_on(case, cuda_device)
     A = tensors["A"]
@@ -232,7 +234,7 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
     A *= magnitudes[:, None].to(A.dtype)
     A[::7, 3] = 0
     names = ("u", "delta", "A", "B", "C", "delta_bias")
-    # Not a function of y, whose rounding would count where the parts of a gradient cancel.
+    # Not a function of y, whose rounding would matter if the parts of a gradient cancel.
     cotangent = make(case).cotangents["out"].to(cuda_device)
 
     def gradients(scan, inputs):
@@ -249,17 +251,17 @@ def test_poles_of_any_size(kind, dtype, cuda_device):
         error = Error.of(gradient.to(expected.dtype), expected)
         assert error.relative_l2 < limit, (name, error)
         if name == "A":
-            # Every channel has its own size.
+            # Channels differ in size, so each is compared by itself.
             rows = (gradient - expected).norm(dim=1) / expected.norm(dim=1)
-            # With constant B and C that of slow poles has the same sum over steps as a factor for
-            # all states, which may be nearly 0.
+            # With constant B and C the gradients of slow poles have a common factor, the same sum
+            # over steps for all states, which may be nearly 0.
             worst = rows.quantile(0.8) if kind == "constant" else rows.max()
             assert worst < (1e-3 if dtype == torch.float32 else 2e-2), rows.argmax()
 
 
 @pytest.mark.parametrize("has_last_state", [False, True])
 @pytest.mark.parametrize("scaled", ["B", "C"])
-# In one piece; in segments by two methods, since the reference takes long.
+# In one piece, and in segments by two methods only, since the reference takes long.
 @pytest.mark.parametrize(
     ("method", "seqlen"), [*((method, 70) for method in METHODS), ("zoh", 1100), ("foh", 1100)]
 )
@@ -289,9 +291,9 @@ def test_constant_projections_of_any_size(
     exact = gradients(selective_scan_ref, widened(tensors))
     actual = gradients(selective_scan_fn, tensors)
     for name, gradient, expected in zip(names, actual, exact, strict=True):
-        # Every state has its own size.
+        # States differ in size, so each is compared by itself.
         along = tuple(range(expected.dim() - 1))
         errors = (gradient - expected).norm(dim=along)
-        # For a C of 0 the sweeps then take a number that is as good as 0.
+        # If C is 0, the sweeps use a number that is nearly 0 instead.
         slack = 1e-13 if scaled == "C" and has_last_state else 0
         assert (errors <= 1e-5 * expected.norm(dim=along) + slack).all(), (name, errors)

@@ -1,8 +1,9 @@
 """Every streamed kernel of the CUDA library, against the reference: all methods that have kernels
-for a kind of states, by elements and layouts, of sequences that are cut into segments.
+for a kind of states, by dtypes and layouts, for sequences that are cut into segments.
 
-A path is named to a process once, by its environment, so that a process of its own solves all
-cases."""
+A process reads the name of its path once, from its environment, so a separate process solves all
+cases.
+"""
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from gpu_kernels import skip_without_path
 from path_cases import FLOATS
 from problem import Case, check_results
 
-# Few channels, for which there are segments; the last tile is not full. Vectors begin anywhere.
+# Few channels, so that time is cut into segments; the last tile is not full. Vectors begin
+# anywhere.
 BASE = Case(batch=1, dim=24, groups=2, seqlen=1760)
 KINDS = {
     "16 states": BASE,
@@ -22,7 +24,7 @@ KINDS = {
     "complex": BASE.with_(dim=8, complex=True, B="packed_grouped", C="packed_grouped"),
 }
 LAYOUTS = ("contiguous", "channel_last")
-# Others have kernels of one of these.
+# The other methods run by kernels of one of these.
 FEW_METHODS = ("zoh", "foh", "bilinear", "poly")
 
 

@@ -1,4 +1,4 @@
-"""CUDA alone: other streams, graph capture, other devices than the current one."""
+"""CUDA only: other streams, graph capture, other devices than the current one."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_a_side_stream(case, cuda_device):
     stream = torch.cuda.Stream()
     problem = make(case)
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # so that inputs are ready late
+        torch.cuda._sleep(20_000_000)  # delays the inputs
         inputs = inputs_on(case, cuda_device)
         out, last_state = selective_scan_fn(**inputs, **problem.options, return_last_state=True)
         outputs = {"out": out, "last_state": last_state}
@@ -72,7 +72,7 @@ def test_graph_capture_and_replay_with_new_data(case, cuda_device):
 
 
 def test_a_captured_training_step(cuda_device):
-    """Autograd through selective_scan_fn inside a graph."""
+    """Autograd works through selective_scan_fn inside a graph."""
     case = CASES[0]
     inputs = inputs_on(case, cuda_device)
     leaves = list(inputs.values())
@@ -102,7 +102,7 @@ def test_a_device_that_is_not_current(case, cuda_device):
 
 
 def test_it_does_not_synchronize(cuda_device):
-    """A synchronizing call inside would be an error in this mode."""
+    """A synchronizing call would raise an error in this mode."""
     inputs = inputs_on(CASES[0], cuda_device)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""transformers' models by our kernels: the same loss, gradients, logits and tokens as by its own
+"""transformers' models on our kernels give the loss, gradients, logits and tokens of its own
 functions, on small random models."""
 
 import copy
@@ -21,7 +21,7 @@ import selective_scan.integrations.transformers as integration
 
 transformers.logging.set_verbosity_error()
 KINDS = tuple(integration._MIXERS)
-# What Mamba's models call a cache, as an argument and in their results.
+# The name of a cache in Mamba's models, as an argument and in their results.
 MAMBA_CACHE = "cache" if hasattr(MambaOutput, "cache") else "cache_params"  # until 5.24
 SIZES = {"hidden_size": 32, "vocab_size": 64, "pad_token_id": 0, "eos_token_id": None}
 PLAIN = {**SIZES, "state_size": 8, "num_hidden_layers": 2}
@@ -39,7 +39,7 @@ JAMBA = {
     "attn_layer_period": 2,
     "attn_layer_offset": 1,
     "num_experts": 2,
-    "num_experts_per_tok": 2,  # for rounding might send a token to another one
+    "num_experts_per_tok": 2,  # with fewer, rounding might send a token to another one
 }
 CONFIGS = {
     "mamba": ("Mamba", PLAIN),
@@ -50,7 +50,7 @@ CONFIGS = {
 
 
 def make(kind, device, dtype=torch.float32, **changes):
-    """A model whose weights are large enough for every part of it to matter."""
+    """Returns a model whose weights are large enough for every part of it to matter."""
     name, options = CONFIGS[kind]
     config = getattr(transformers, f"{name}Config")(**options | changes)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
@@ -64,7 +64,7 @@ def make(kind, device, dtype=torch.float32, **changes):
 
 
 def draw(device, batch=2, seqlen=20, padding=0):
-    """Tokens, and a mask of `padding` steps in front of all rows but the first; None without."""
+    """Returns tokens and, with padding, a mask of so many first steps of all rows but the first."""
     tokens = torch.randint(1, SIZES["vocab_size"], (batch, seqlen), device=device)
     if padding == 0:
         return {"input_ids": tokens}
@@ -74,7 +74,7 @@ def draw(device, batch=2, seqlen=20, padding=0):
 
 
 def solve(model, inputs):
-    """Loss, logits of tokens that are no padding, and every gradient."""
+    """Returns the loss, the logits of tokens that are not padding, and every gradient."""
     model.zero_grad()
     tokens, mask = inputs["input_ids"], inputs.get("attention_mask")
     is_token = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
@@ -94,7 +94,7 @@ def errors(actual, expected):
 
 
 def geometric_means(draws):
-    """Of errors by name, over the draws that have them."""
+    """Returns the means of the named errors, over the draws that have them."""
     names = {name for errors in draws for name in errors}
     return {
         name: geometric_mean(max(errors[name], 1e-12) for errors in draws if name in errors)
@@ -103,9 +103,9 @@ def geometric_means(draws):
 
 
 def assert_as_exact(problems, rounding):
-    """As near to what float64 gives as transformers' own, a rounding and a factor apart, in the
-    mean over several models with inputs: where the terms of an output cancel, the rounding of a
-    draw may be tens of times as large as usual, for the one or for the other."""
+    """Asserts that results are as close to those of float64 as transformers' own, up to a rounding
+    and a factor, in the mean over several models with inputs. If the terms of an output cancel, the
+    rounding of a single draw may be tens of times as large as usual, for either of the two."""
     ours, own = [], []
     for model, inputs in problems:
         exact = solve(copy.deepcopy(model).double(), inputs)
@@ -163,7 +163,7 @@ def test_compiled_model(kind, device):
     model, inputs = make(kind, device).train(), draw(device)
     with integration.enable():
         expected = solve(model, inputs)
-        # The hybrids' experts and attention masks have breaks of their own.
+        # The hybrids' experts and attention masks cause graph breaks themselves.
         model.compile(backend="aot_eager", fullgraph=kind in ("mamba", "falcon_mamba"))
         assert_near(solve(model, inputs), expected)
 
@@ -194,12 +194,12 @@ def test_what_hooks_and_adapters_do_counts(device):
 @pytest.mark.parametrize("part", ["in_proj", "x_proj", "dt_proj"])
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "jamba"])
 def test_adapters_of_peft(kind, part, device):
-    """What they do to transformers' own layers, which take dt_proj's weights without calling it."""
+    """Adapters act as in transformers' own layers, which read dt_proj's weights directly."""
     peft = pytest.importorskip("peft", reason="needs the package peft")
     problems = [(make(kind, device).train(), draw(device)) for _ in range(3)]
     for model, _ in problems:
         peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=[part]), model)
-        model.requires_grad_()  # of which it would leave the adapters alone
+        model.requires_grad_()  # peft leaves only the adapters trainable
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.3)
@@ -226,7 +226,7 @@ def test_hooks_for_all_modules_see_what_transformers_calls(device):
 
 
 def states(cache):
-    """Of each layer that has some, what it convolves next and its scan's state."""
+    """Returns the convolution's and the scan's state of each layer that has them."""
     layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
     return {
         f"{number}.{name}": getattr(layer, name)[0]
@@ -236,7 +236,7 @@ def states(cache):
 
 
 def advance(model, chunks, **inputs):
-    """The logits of tokens that come in chunks, with a cache, and the cache's states."""
+    """Returns the logits of tokens that come in chunks, with a cache, and the cache's states."""
     cache = transformers.DynamicCache(config=model.config)
     name = (
         "cache_params"
@@ -258,7 +258,7 @@ def test_steps_after_a_prompt(kind, device):
 
 
 def ops_of_tokens(model, tokens, **options):
-    """The library's ops that two tokens behind a prompt call, and what the second one gives."""
+    """Returns the library's ops in two tokens after a prompt, and the second one's result."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
         model(tokens[:, :-2], use_cache=True, **{MAMBA_CACHE: cache})
@@ -298,7 +298,7 @@ def test_a_token_is_one_operator(device):
 
 
 def test_a_hook_sees_the_embeddings_of_a_token_once(device):
-    """Also where the layers are called."""
+    """A hook on the embeddings is called once per token, also if the layers are called."""
     model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
     model.backbone.layers[1].mixer.out_proj.register_forward_hook(lambda *_: None)
     seen = []
@@ -318,7 +318,7 @@ def test_a_model_that_trains_hands_back_no_cache_unasked(device):
 
 
 def test_tokens_go_on_from_copies_of_a_cache(device):
-    """What is known of a cache is not taken for what is known of its copies."""
+    """What is remembered about a cache does not apply to its copies."""
     model, tokens = make("mamba", device), draw(device, seqlen=12)["input_ids"]
     expected = advance(model, tokens.split([6, 1, 1, 1, 1, 1, 1], dim=1))["logits"]
     with integration.enable(), torch.no_grad():
@@ -423,7 +423,7 @@ def test_trainer(tmp_path, device):
 
 
 def bindings():
-    """All that enable may change."""
+    """Returns everything that enable may change."""
     found = {}
     for model, mixer in integration._MIXERS.items():
         module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")

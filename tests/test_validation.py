@@ -1,5 +1,5 @@
-"""Random calls of the selective scan have the same outcome whatever is called, and what else of
-arguments no table can say."""
+"""Random calls of the selective scan have the same outcome in every way to call it, and further
+checks of arguments that no table can express."""
 
 from functools import partial
 
@@ -64,7 +64,7 @@ PACKED = {
      ((2**40,), f"{2**40} after 0")],
 )  # fmt: skip
 def test_boundaries_that_do_not_rise(name, bounds, got):
-    """On a CPU, where the host sees them."""
+    """On a CPU the host sees such boundaries and refuses them."""
     with pytest.raises(RuntimeError) as caught:
         PACKED[name](cu_seqlens=torch.tensor(bounds))
     wanted = f"cu_seqlens must be non-decreasing, from 0 to seqlen = 6, got {got}"
@@ -104,7 +104,7 @@ anything = st.tuples(st.lists(sizes, max_size=5).map(tuple), st.sampled_from(DTY
 
 @st.composite
 def nearly_good(draw, name):
-    """The right shape with one size changed, dropped or added, or another dtype."""
+    """Draws the right shape with one size changed, dropped or added, or another dtype."""
     shape = list(GOOD_SHAPES[name])
     kind = draw(st.sampled_from(["size", "drop", "add", "dtype"]))
     position = draw(st.integers(0, len(shape) - 1))
@@ -128,7 +128,8 @@ def changed_calls(draw):
 @fresh(max_examples=400)
 @given(call=changed_calls())
 def test_random_calls_have_the_same_outcome_everywhere(call, device):
-    """Accepted by all or refused by all, in the same words, which begin with an argument's name."""
+    """All accept a call, or all refuse it with one message, which begins with an argument's
+    name."""
     is_complex, changes = call
     arguments = SCAN.call(device, is_complex=is_complex)
     for name, (shape, dtype) in changes.items():
@@ -149,7 +150,7 @@ def test_random_calls_have_the_same_outcome_everywhere(call, device):
     prefix, _, rest = message.partition(": ")
     assert prefix == "selective_scan"
     assert rest.split()[0] in TENSORS
-    if {"u", "A", "B"}.isdisjoint(changes):  # whose sizes the others are measured by
+    if {"u", "A", "B"}.isdisjoint(changes):  # other sizes are checked against theirs
         assert rest.split()[0] in changes
 
 
@@ -204,7 +205,7 @@ def test_bools_of_numpy_are_bools(device):
         assert isinstance(call(arguments | {"return_last_state": None}), torch.Tensor)
 
 
-@pytest.mark.filterwarnings("ignore")  # of PyTorch, whose quantised tensors will go
+@pytest.mark.filterwarnings("ignore")  # PyTorch warns that it will drop quantized tensors
 @pytest.mark.parametrize("name", ["u", "B", "D"])
 def test_a_quantised_tensor_is_refused(name):
     arguments = SCAN.call("cpu")
@@ -215,7 +216,7 @@ def test_a_quantised_tensor_is_refused(name):
 
 
 # --- random calls of other operators -------------------------------------------------------------
-# A call either works as the reference does, or both refuse it with the same sentence.
+# A call works as by the reference, or both refuse it with the same message.
 
 few = st.lists(st.integers(0, 3), max_size=3)
 sizes_of_some = st.lists(st.integers(0, 3), min_size=1, max_size=4)

@@ -12,13 +12,13 @@ import core_build
 import exact
 
 REAL = (np.float32, np.float64)
-# What a capability's type is called, and what the compiler calls its instructions.
+# The type of each capability, and the compiler's flags for its instructions.
 CAPABILITIES = {
     "default": ("Baseline", ()),
     "avx2": ("Avx2", ("-mavx2", "-mfma")),
     "avx512": ("Avx512", ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")),
 }
-# The one that PyTorch found, by rank: a processor has those before its own too.
+# PyTorch's name of the best capability; a processor also has those that come before its best one.
 FOUND = {"DEFAULT": "default", "AVX2": "avx2", "AVX512": "avx512"}
 BEST = FOUND.get(torch.backends.cpu.get_cpu_capability(), "default")
 
@@ -55,16 +55,16 @@ def softplus(x):
 
 
 def largest_exponent(dtype):
-    """exp is finite up to here."""
+    """Returns the largest x for which exp is finite."""
     return np.nextafter(np.log(np.finfo(dtype).max), dtype(0))
 
 
 def smallest_exponent(dtype):
-    """exp is subnormal there."""
+    """Returns an x for which exp is subnormal."""
     return np.log(np.finfo(dtype).tiny) - np.finfo(dtype).nmant * np.log(2)
 
 
-# function, exact function, lowest and highest argument for a dtype
+# By function: the exact one, and the lowest and highest argument for a dtype.
 CASES = {
     "exp": (mpmath.exp, smallest_exponent, largest_exponent),
     "sin": (mpmath.sin, lambda dtype: -5e3, lambda dtype: 5e3),
@@ -73,12 +73,12 @@ CASES = {
     "sigmoid": (lambda x: 1 / (1 + mpmath.exp(-x)), lambda dtype: -80.0, lambda dtype: 80.0),
 }
 
-# In ulp. In softplus and sigmoid the errors of exp and of what follows it add up.
+# In ulp. In softplus and sigmoid the errors of exp and of later operations add up.
 LIMITS = {name: 2.75 if name in ("softplus", "sigmoid") else 2 for name in CASES}
 
 
 def arguments(random, dtype, low, high, count=2000):
-    """A third each: uniform, log-uniform in modulus down to 1e-12, around zero."""
+    """Draws a third each: uniform, log-uniform in modulus down to 1e-12, around zero."""
     uniform = random.uniform(low, high, count)
     modulus = np.exp(random.uniform(np.log(1e-12), np.log(max(-low, high)), count))
     spread = np.clip(modulus * random.choice([-1, 1], count), low, high)
@@ -109,7 +109,7 @@ def test_large_angles_stay_angles(functions, random, name, dtype):
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("name", ["exp_of", "exp_beside_growth"])
 def test_exp_of_an_exponent(functions, random, name, dtype):
-    """The kernels' exp: its argument is rounded once more, in another unit."""
+    """The kernels' exp rounds its argument once more, in another unit."""
     high = largest_exponent(dtype) - 1
     x = arguments(random, dtype, 2 - high, high)
     actual = getattr(functions, name)(x)
@@ -119,7 +119,7 @@ def test_exp_of_an_exponent(functions, random, name, dtype):
 
 @pytest.mark.parametrize("dtype", REAL)
 def test_growth_of_an_exponent(functions, random, dtype):
-    """Likewise, as exact around 0 as anywhere."""
+    """growth rounds its argument likewise, and is as accurate around 0 as elsewhere."""
     high = largest_exponent(dtype) - 1
     x = np.concatenate(
         [arguments(random, dtype, 2 - high, high), random.uniform(-1, 1, 4000).astype(dtype)]

@@ -1,5 +1,5 @@
-"""Maps scanned in four directions: against the reference in double precision, and that against a
-walk from place to place."""
+"""Maps scanned in four directions: against the reference in double precision, which is compared
+with a walk from place to place."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ NAMES = ("x", "delta", "A", "B", "C", "D", "delta_bias")
 
 
 def make(dtype, is_complex=False, groups=None, dstate=DSTATE, height=HEIGHT, width=WIDTH):
-    """x, delta, A, B, C, D and delta_bias."""
+    """Returns x, delta, A, B, C, D and delta_bias."""
     places, wide = (height, width), torch.promote_types(dtype, torch.float32)
     kind = wide.to_complex() if is_complex else wide
 
@@ -38,7 +38,7 @@ def make(dtype, is_complex=False, groups=None, dstate=DSTATE, height=HEIGHT, wid
 
 
 def results(function, tensors, cotangent, **options):
-    """Out and every gradient, on the CPU."""
+    """Returns the output and every gradient, on the CPU."""
     leaves = [t for value in tensors for t in (value if isinstance(value, list) else [value])]
     out = function(*tensors, **options)
     gradients = torch.autograd.grad(out, leaves, cotangent.to(out), materialize_grads=True)
@@ -86,8 +86,8 @@ def test_sizes(sizes, device):
 @pytest.mark.parametrize("is_differentiated", [False, True])
 @pytest.mark.parametrize("nothing", ["batch", "expanded batch", "dim"])
 def test_nothing(nothing, is_differentiated, device):
-    """Maps of no numbers count as contiguous however their rows lie, so no copy makes them so.
-    Their strides may be 0, and gradients have the same."""
+    """A map without numbers counts as contiguous whatever its strides, so a copy does not change
+    them. Its strides may be 0, and gradients have the same strides."""
     x, delta, A, B, C, D, delta_bias = make(torch.float32)
     if nothing == "batch":
         x, delta, B, C = x[:0], delta[:0], B[:0], C[:0]
@@ -119,7 +119,7 @@ def test_without(left_out, device):
 
 
 def test_layouts_and_lists(device):
-    """Maps of four directions by themselves, in any order of places; a map by channels."""
+    """Each direction may have a separate map, in any order of places; x may be channels-last."""
     x, *others = (tensor.to(device) for tensor in make(torch.float64))
     expected = cross_scan_ref(x, *others)
 
@@ -139,7 +139,7 @@ def test_layouts_and_lists(device):
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_reference_walks_the_map(is_complex):
-    """Each direction place by place, h from one to the next: rows, columns, and both backwards."""
+    """The reference is a walk of h from place to place: by rows, by columns, and both backwards."""
     x, delta, A, B, C, D, bias = make(torch.float64, is_complex)
     rows, columns = range(HEIGHT), range(WIDTH)
     walks = [[(i, j) for i in rows for j in columns], [(i, j) for j in columns for i in rows]]
@@ -171,7 +171,7 @@ def test_gradcheck(is_complex, device):
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["one node", "parts"])
 def test_gradients_in_any_layout(is_seen, device):
-    """Of maps of their own, by rows or by columns; by two ops, and as a mode sees it."""
+    """Gradients of separate maps are laid out by rows or by columns, in one node and in parts."""
     x, delta, A, B, C, D, bias = (tensor.to(device) for tensor in make(torch.float64, groups=2))
     lists = [
         [part.mT.contiguous().mT if (k + i) % 2 else part for k, part in enumerate(it.unbind(1))]
@@ -191,7 +191,7 @@ def test_gradients_in_any_layout(is_seen, device):
 
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_gradients_of_maps_made_of_others(create_graph, device):
-    """As a block's are, which are projections of x; and one given for several."""
+    """Maps may be computed from x, as in a block, and one map may be passed for several."""
     x, _, A, B, *_ = (tensor.to(device) for tensor in make(torch.float64))
     leaves = [tensor.requires_grad_() for tensor in (x, A, B)]
 
@@ -217,7 +217,7 @@ def test_it_is_one_node():
 
 
 def test_what_was_right_is_refused_where_it_is_not():
-    """A call like one that was checked is not checked again."""
+    """Arguments like those of an earlier call are not checked again, but changed ones are."""
     given = dict(zip(NAMES, make(torch.float32), strict=True))
     cross_scan_fn(**given, delta_softplus=True)
     with pytest.raises(TypeError, match="delta_softplus must be"):

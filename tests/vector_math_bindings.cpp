@@ -1,5 +1,6 @@
-// The vector functions of csrc/cpu for the test suite, over arrays of floats or doubles. Compiled
-// once per instruction set: CAPABILITY names its type, the compiler's flags enable it.
+// Exposes the vector functions of csrc/cpu to the test suite, over arrays of floats or doubles. It
+// is compiled once per instruction set: CAPABILITY names its type, and the compiler's flags enable
+// it.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -18,7 +19,7 @@ namespace {
 template <class T>
 using Array = py::array_t<T, py::array::c_style>;
 
-/// function(x) for every entry, a vector at a time.
+/// Returns function(x) for every entry, computed a vector at a time.
 template <class T, class Function>
 Array<T> map(const Array<T>& x, const Function& function) {
   using R = Vec<T, CAPABILITY>;
