@@ -1,8 +1,8 @@
-"""The CUDA kernels' instantiations: a small source for each, which setup.py has written into the
-build folder.
+"""The table of the CUDA kernels' instantiations, from which setup.py writes small source files into
+the build folder.
 
-Separate sources compile in parallel. The launchers choose among the instantiations; one that is
-missing here is an undefined symbol there.
+Separate sources compile in parallel. The launchers choose among the instantiations; an
+instantiation missing here is an undefined symbol there.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent
 
-# Methods that may share kernels, as kernel_method() of csrc/core/discretization/method.h has them.
+# The methods that share kernels, as in kernel_method() of csrc/core/discretization/method.h.
 SERIES = ("highorder", "poly", "rk4")
-# What stands for the method where there are kernels of zoh alone.
+# The method argument of kernels that exist for zoh only.
 COMMON = "kCommonMethod"
 
 
 def kernel_method(method: str) -> str:
-    """The name of the kernels that run a method."""
+    """Returns the name of the kernels that run a method."""
     return "series" if method in SERIES else method
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source that exists once for each method that its structs name, if they do."""
+    """A source file, written once for each method if its structs contain METHOD."""
 
-    name: str  # of the file, without the method's
-    folder: str  # of the headers
+    name: str  # the file name without the method
+    folder: str  # the folder of the headers
     headers: tuple[str, ...]
-    structs: tuple[str, ...]  # in which METHOD stands for the method
+    structs: tuple[str, ...]  # METHOD stands for the method
 
     def file(self, method: str) -> str:
         is_one = not any("METHOD" in struct for struct in self.structs)
@@ -49,7 +49,7 @@ class Source:
         return "\n".join(lines)
 
 
-# Type of the states.
+# Template argument: the type of the states.
 FLOOR = [
     Source(f"floor_{name}", "floor", ("backward", "forward"), (f"Scan<{kind}>",))
     for name, kind in [
@@ -60,9 +60,9 @@ FLOOR = [
     ]
 ]
 
-# How the arrays of a dstate 1 problem lie in memory, and a warp's window. Those of one channel have
-# kernels for vectors of either length and for single elements, those that warps share for whole
-# vectors alone.
+# Template arguments: the memory layout of the arrays of a dstate 1 problem, and a warp's window.
+# Windows of one channel (Long) have kernels for vectors of both lengths and for single elements,
+# windows that warps share (Shared) only for whole vectors.
 DSTATE1_VECTORS = ("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>")
 DSTATE1_ROWS = (*DSTATE1_VECTORS, "Scattered<2>", "Scattered<4>")
 DSTATE1 = [
@@ -79,8 +79,8 @@ DSTATE1 = [
     )
 ]
 
-# The elements' type, states of a channel, and whether rows come all at once, which those of four
-# bytes need not. One state has kernels for rows that do, and for no others.
+# Template arguments: the elements' type, the states of a channel, and whether whole rows are loaded
+# at once, which four-byte elements do not need. One state has kernels only for rows loaded at once.
 NARROW = [
     Source(
         "narrow",
@@ -98,7 +98,7 @@ NARROW = [
     )
 ]
 
-# The elements' type, states per lane, how rows lie.
+# Template arguments: the elements' type, the states per lane, the layout of rows.
 PROMPT = [
     Source(
         "prompt",
@@ -115,7 +115,8 @@ PROMPT = [
     )
 ]
 
-# Type of the states, states per lane, log2 of the lanes that share a channel.
+# Template arguments: the type of the states, the states per lane, log2 of the lanes that share a
+# channel.
 STREAMED_FORWARD = [
     Source(
         f"streamed_forward_{name}",
@@ -130,14 +131,14 @@ STREAMED_FORWARD = [
     ]
 ]
 
-# Bytes of an element, and what a warp's lanes stand for as they move rows.
+# The bytes of an element, and the dimension along which a warp's lanes are laid out to move rows.
 STREAMED_MAPS = ("kSteps", "kChannels")
 STREAMED_ACCESS = list(itertools.product((2, 4), STREAMED_MAPS))
-# What is known of elements where both types of two bytes share kernels.
+# The element kinds of kernels that both two-byte types share.
 STREAMED_SIZES = ("kTwoBytes", "kFloat32")
 
-# Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether
-# B and C vary, what is known of elements.
+# Template arguments: the type of the states, log2 of the lanes that share a channel (each with 16
+# bytes of states), whether B and C are variable, the kind of elements.
 STREAMED_BACKWARD = [
     Source(
         f"streamed_backward_{name}",
@@ -163,7 +164,7 @@ STREAMED_BACKWARD = [
     ]
 ]
 
-# The same with the states of a channel in several warps.
+# The backward pass with the states of a channel spread over several warps.
 TEAM_BACKWARD = [
     Source(
         "team_backward",
@@ -177,15 +178,15 @@ TEAM_BACKWARD = [
     )
 ]
 
-# Type of the states in arithmetic, states in 16 bytes of memory, and how many times as many a lane
-# has at the most for 256 states.
+# Template arguments: the type of the states in arithmetic, the number of states in 16 bytes of
+# memory, and the number of such packs per lane, at most as many as a warp needs for 256 states.
 UPDATE_SHAPES = {
     "float": ("4, 1", "4, 2", "8, 1"),
     "double": ("2, 1", "2, 4"),
     "Complex<float>": ("2, 1", "2, 4"),
     "Complex<double>": ("1, 1", "1, 8"),
 }
-# Of dense calls, which are of one method: the types of the states and of the inputs.
+# Template arguments of dense calls, which have one method: the types of the states and the inputs.
 UPDATE_TYPES = (
     *("float, float", "float, BFloat16", "float, Half"),
     *("BFloat16, BFloat16", "Half, Half"),
@@ -216,7 +217,7 @@ SOURCES = [
 
 
 def method_names() -> list[str]:
-    """The names of all methods, in the order of the enum, as the C++ sources give them."""
+    """Returns the names of all methods in the order of the C++ enum, read from the C++ sources."""
     for header in sorted(CSRC.glob("core/**/*.h")):
         found = re.search(r"kMethodNames\[\] = \{([^}]*)\}", header.read_text(encoding="utf-8"))
         if found:
@@ -225,9 +226,10 @@ def method_names() -> list[str]:
 
 
 def write(folder: Path, methods: Iterable[str]) -> list[Path]:
-    """Has the folder hold the sources of these methods and no others; returns their paths.
+    """Writes the sources of these methods to the folder, removes all others, and returns their
+    paths.
 
-    A file whose text stays is left as it is, so that it is not compiled again.
+    A file whose text does not change is not written, so that it is not compiled again.
     """
     texts = {
         folder / source.file(method): source.text(method)
