@@ -1,8 +1,8 @@
-"""The table of the CUDA kernels' instantiations, from which setup.py writes small source files into
-the build folder.
+"""The CUDA kernels' instantiations: a small source for each, which setup.py has written into the
+build folder.
 
-Separate sources compile in parallel. The launchers choose among the instantiations; an
-instantiation missing here is an undefined symbol there.
+Separate sources compile in parallel. The launchers choose among the instantiations; one that is
+missing here is an undefined symbol there.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent
 
-# The methods that share kernels, as in kernel_method() of csrc/core/discretization/method.h.
+# Methods that may share kernels, as kernel_method() of csrc/core/discretization/method.h has them.
 SERIES = ("highorder", "poly", "rk4")
-# The method argument of kernels that exist for zoh only.
+# What stands for the method where there are kernels of zoh alone.
 COMMON = "kCommonMethod"
 
 
 def kernel_method(method: str) -> str:
-    """Returns the name of the kernels that run a method."""
+    """The name of the kernels that run a method."""
     return "series" if method in SERIES else method
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source file, written once for each method if its structs contain METHOD."""
+    """A source that exists once for each method that its structs name, if they do."""
 
-    name: str  # the file name without the method
-    folder: str  # the folder of the headers
+    name: str  # of the file, without the method's
+    folder: str  # of the headers
     headers: tuple[str, ...]
-    structs: tuple[str, ...]  # METHOD stands for the method
+    structs: tuple[str, ...]  # in which METHOD stands for the method
 
     def file(self, method: str) -> str:
         is_one = not any("METHOD" in struct for struct in self.structs)
@@ -49,7 +49,7 @@ class Source:
         return "\n".join(lines)
 
 
-# Template argument: the type of the states.
+# Type of the states.
 FLOOR = [
     Source(f"floor_{name}", "floor", ("backward", "forward"), (f"Scan<{kind}>",))
     for name, kind in [
@@ -60,9 +60,9 @@ FLOOR = [
     ]
 ]
 
-# Template arguments: the memory layout of the arrays of a dstate 1 problem, and a warp's window.
-# Windows of one channel (Long) have kernels for vectors of both lengths and for single elements,
-# windows that warps share (Shared) only for whole vectors.
+# How the arrays of a dstate 1 problem lie in memory, and a warp's window. Those of one channel have
+# kernels for vectors of either length and for single elements, those that warps share for whole
+# vectors alone.
 DSTATE1_VECTORS = ("Vectors<float>", "Vectors<BFloat16>", "Vectors<Half>")
 DSTATE1_ROWS = (*DSTATE1_VECTORS, "Scattered<2>", "Scattered<4>")
 DSTATE1 = [
@@ -79,8 +79,8 @@ DSTATE1 = [
     )
 ]
 
-# Template arguments: the elements' type, the states of a channel, and whether whole rows are loaded
-# at once, which four-byte elements do not need. One state has kernels only for rows loaded at once.
+# The elements' type, states of a channel, and whether rows come all at once, which those of four
+# bytes need not. One state has kernels for rows that do, and for no others.
 NARROW = [
     Source(
         "narrow",
@@ -98,7 +98,7 @@ NARROW = [
     )
 ]
 
-# Template arguments: the elements' type, the states per lane, the layout of rows.
+# The elements' type, states per lane, how rows lie.
 PROMPT = [
     Source(
         "prompt",
@@ -115,8 +115,7 @@ PROMPT = [
     )
 ]
 
-# Template arguments: the type of the states, the states per lane, log2 of the lanes that share a
-# channel.
+# Type of the states, states per lane, log2 of the lanes that share a channel.
 STREAMED_FORWARD = [
     Source(
         f"streamed_forward_{name}",
@@ -131,14 +130,14 @@ STREAMED_FORWARD = [
     ]
 ]
 
-# The bytes of an element, and the dimension along which a warp's lanes are laid out to move rows.
+# Bytes of an element, and what a warp's lanes stand for as they move rows.
 STREAMED_MAPS = ("kSteps", "kChannels")
 STREAMED_ACCESS = list(itertools.product((2, 4), STREAMED_MAPS))
-# The element kinds of kernels that both two-byte types share.
+# What is known of elements where both types of two bytes share kernels.
 STREAMED_SIZES = ("kTwoBytes", "kFloat32")
 
-# Template arguments: the type of the states, log2 of the lanes that share a channel (each with 16
-# bytes of states), whether B and C are variable, the kind of elements.
+# Type of the states, log2 of the lanes that share a channel (each with 16 bytes of states), whether
+# B and C vary, what is known of elements.
 STREAMED_BACKWARD = [
     Source(
         f"streamed_backward_{name}",
@@ -164,7 +163,7 @@ STREAMED_BACKWARD = [
     ]
 ]
 
-# The backward pass with the states of a channel spread over several warps.
+# The same with the states of a channel in several warps.
 TEAM_BACKWARD = [
     Source(
         "team_backward",
@@ -178,15 +177,15 @@ TEAM_BACKWARD = [
     )
 ]
 
-# Template arguments: the type of the states in arithmetic, the number of states in 16 bytes of
-# memory, and the number of such packs per lane, at most as many as a warp needs for 256 states.
+# Type of the states in arithmetic, states in 16 bytes of memory, and how many times as many a lane
+# has at the most for 256 states.
 UPDATE_SHAPES = {
     "float": ("4, 1", "4, 2", "8, 1"),
     "double": ("2, 1", "2, 4"),
     "Complex<float>": ("2, 1", "2, 4"),
     "Complex<double>": ("1, 1", "1, 8"),
 }
-# Template arguments of dense calls, which have one method: the types of the states and the inputs.
+# Of dense calls, which are of one method: the types of the states and of the inputs.
 UPDATE_TYPES = (
     *("float, float", "float, BFloat16", "float, Half"),
     *("BFloat16, BFloat16", "Half, Half"),
@@ -217,7 +216,7 @@ SOURCES = [
 
 
 def method_names() -> list[str]:
-    """Returns the names of all methods in the order of the C++ enum, read from the C++ sources."""
+    """The names of all methods, in the order of the enum, as the C++ sources give them."""
     for header in sorted(CSRC.glob("core/**/*.h")):
         found = re.search(r"kMethodNames\[\] = \{([^}]*)\}", header.read_text(encoding="utf-8"))
         if found:
@@ -226,10 +225,9 @@ def method_names() -> list[str]:
 
 
 def write(folder: Path, methods: Iterable[str]) -> list[Path]:
-    """Writes the sources of these methods to the folder, removes all others, and returns their
-    paths.
+    """Has the folder hold the sources of these methods and no others; returns their paths.
 
-    A file whose text does not change is not written, so that it is not compiled again.
+    A file whose text stays is left as it is, so that it is not compiled again.
     """
     texts = {
         folder / source.file(method): source.text(method)

@@ -1,8 +1,8 @@
-"""Writes a C++ header from the argument tables of the operators in selective_scan/: structs of the
-arguments, the tables for the C++ checks, and the schemas of the ops.
+"""Writes the tables of operators' arguments in selective_scan/ as a header: C++'s structs of these
+arguments, what its checks are told of them, and the schemas of the operators' ops.
 
 As a program, argument_tables.py PACKAGE HEADER: PACKAGE is a copy of selective_scan/ without
-libraries, since libraries of an earlier build may lack some of the current operators.
+libraries, since those that were built before may not have today's operators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The C++ constant of each table, with the operator's module and its name there.
+# Constants in C++, by the modules of the operators and their names there.
 TABLES = {
     "kSelectiveScan": ("_selective_scan", "SELECTIVE_SCAN"),
     "kMatrixScan": ("_matrix_scan", "MATRIX_SCAN"),
@@ -29,7 +29,7 @@ TABLES = {
     "kCausalConv1dUpdate": ("causal_conv1d_update", "_CAUSAL_CONV1D_UPDATE"),
     "kS6Step": ("_s6_step", "S6_STEP"),
 }
-# Likewise for the tables of backward ops that C++ needs.
+# Likewise of their backward ops, where C++ wants these.
 BACKWARD_TABLES = {"kDiagonalScanBackward": ("diagonal_scan", "DIAGONAL_SCAN")}
 _SCALAR_TYPES = {
     "float16": "Half",
@@ -55,7 +55,7 @@ _MOST_SIZES = 24  # CheckedCall::kMost
 
 
 def write(folder: Path) -> Path:
-    """Writes the header unless it would not change, and returns its path."""
+    """The header, which is left alone where it would not change."""
     package = folder / "package" / "selective_scan"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(ROOT / "selective_scan", package, ignore=_ignore_all_but_sources)
@@ -70,7 +70,7 @@ def _ignore_all_but_sources(folder: str, names: list[str]) -> list[str]:
 
 
 class _Header:
-    """The content of the header: sizes, dimensions, tables and schemas, numbered as they occur."""
+    """Sizes, dimensions, tables and schemas, as they are met."""
 
     def __init__(self, checks, table) -> None:
         self._checks, self._table = checks, table
@@ -128,7 +128,7 @@ class _Header:
         self.tables.append(self._struct(f"{constant.removeprefix('k')}Arguments", table))
 
     def _struct(self, name: str, table) -> str:
-        """Returns the struct of the arguments; argument_table.h describes its members."""
+        """That of the arguments; argument_table.h tells what it has."""
         members = [f"{self._type(argument)} {argument.name}" for argument in table.arguments]
         places = ", ".join(_constant(argument.name) for argument in table.tensors)
         entries = [f"entries_of({argument.name})" for argument in table.tensors]
@@ -247,8 +247,8 @@ def _operator(module: str, name: str):
 
 
 def _layer_of_ranks():
-    """Returns a stand-in with the schemas of the operator in selective_scan/distributed, which
-    cannot be imported with a PyTorch without torch.distributed."""
+    """What schemas want of the operator in selective_scan/distributed, which a PyTorch without
+    torch.distributed does not import."""
     from selective_scan._mamba_operators import make_layer_operator
     from selective_scan._result import Kept
     from selective_scan._table import Option
