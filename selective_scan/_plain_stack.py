@@ -179,8 +179,8 @@ def step_in_one(
 
 
 def serves(hidden: Tensor) -> bool:
-    """Returns whether the operator supports such an input, and nothing observes the call of the
-    modules: no autocast, hooks for all modules, or transforms."""
+    """Returns whether the operator supports such an input, and neither autocast, hooks registered
+    for all modules nor transforms affect calls of the modules."""
     batch, steps, _ = hidden.shape
     device_type = hidden.device.type
     if torch.compiler.is_exporting() and isinstance(batch * steps, torch.SymInt):

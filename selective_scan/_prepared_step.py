@@ -2,7 +2,7 @@
 
 Inspecting whether a stack's weights fully describe it, and passing them to the op, takes longer
 than a small stack's kernels. A cache therefore keeps the prepared call with everything that was
-inspected for it. As long as that is unchanged, which loops in C check, the call is valid.
+inspected for it. As long as all of that is unchanged, which loops in C check, the call is valid.
 """
 
 from __future__ import annotations

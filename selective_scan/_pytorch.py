@@ -1,4 +1,4 @@
-"""The private names of PyTorch that this package uses, any of which a later PyTorch may lack.
+"""Names of PyTorch, mostly private ones, that this package uses and a later PyTorch may lack.
 
 They only save time: if one is missing, calls take a slower way that gives the same results.
 """
