@@ -25,10 +25,8 @@ def causal_convolution(
 
 
 def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns silu of the depthwise convolution at all steps but the first width - 1.
-
-    PyTorch's convolution computes it, which supports more taps than this package's.
-    """
+    """Returns silu of the depthwise convolution at all steps but the first width - 1, computed by
+    PyTorch, whose convolution supports more taps than this package's."""
     padded = F.pad(seen, (0, 1))  # an extra step, since PyTorch's never returns an empty result
     return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
 
