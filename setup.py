@@ -1,19 +1,19 @@
-"""Builds the libraries of selective_scan: `_cpu.so` always, `_cuda.so` where nvcc is found and
-torch is a CUDA build.
+"""Builds the libraries of selective_scan: `_cpu.so` always, `_cuda.so` if nvcc is found and torch
+is a CUDA build.
 
 Environment variables:
-    USE_CUDA=0|1                leave the CUDA library out, or build it in any case
-    CUDA_HOME                   where to look for nvcc first (then PATH, then the usual places)
+    USE_CUDA=0|1                never build the CUDA library, or build it in any case
+    CUDA_HOME                   the first place to look for nvcc (then PATH, then the usual places)
     TORCH_CUDA_ARCH_LIST        GPU architectures: "Ampere;Hopper", "9.0+PTX", "9.0a", "native",
-                                "all", "9.0-virtual" for PTX alone; unset, those of the GPUs that
-                                are there, else all
-    SELECTIVE_SCAN_METHODS      "zoh,foh" builds these discretization methods alone, in less time
-    SELECTIVE_SCAN_NVCC_FLAGS   more flags of nvcc, such as "-Xptxas -O0"
-    MAX_JOBS                    how many files are compiled at a time
-    SELECTIVE_SCAN_WHEEL        cpu, cu12 or cu13: what a release's wheel holds; it is a part of the
-                                version, as in 0.1.0+cu13 (tools/build_wheel.sh sets it)
-    DEBUG=1                     line information, no optimisation, assertions on host and device
-    SELECTIVE_SCAN_SANITIZE=1   the CPU library alone, with AddressSanitizer and UBSan
+                                "all", "9.0-virtual" for PTX only; if unset, those of the visible
+                                GPUs, or all if there are none
+    SELECTIVE_SCAN_METHODS      "zoh,foh" builds only these discretization methods, in less time
+    SELECTIVE_SCAN_NVCC_FLAGS   additional flags for nvcc, such as "-Xptxas -O0"
+    MAX_JOBS                    the number of files compiled in parallel
+    SELECTIVE_SCAN_WHEEL        cpu, cu12 or cu13: the kind of a release's wheel, which becomes part
+                                of the version, as in 0.1.0+cu13 (tools/build_wheel.sh sets it)
+    DEBUG=1                     line information, no optimization, assertions on host and device
+    SELECTIVE_SCAN_SANITIZE=1   only the CPU library, with AddressSanitizer and UBSan
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ROOT = Path(__file__).resolve().parent
 
 MINIMUM_TORCH = (2, 10)
 MINIMUM_SETUPTOOLS = 77
-# The stable ABI's functions that this library may use: those of PyTorch 2.10.
+# Restricts the library to the functions of PyTorch 2.10's stable ABI.
 TORCH_TARGET_FLAG = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
-# The wheels of a release, and the major version of CUDA that each is for.
+# The wheels of a release, and the major version of CUDA of each.
 RELEASE_WHEELS = {"cpu": None, "cu12": 12, "cu13": 13}
-# What compiling all methods takes of one core: the CPU library, and the CUDA one for each GPU
-# architecture. docs/contributing.md has what a release took.
+# The core time to compile all methods: for the CPU library, and for the CUDA library per GPU
+# architecture. docs/contributing.md has the times of a release.
 CPU_MINUTES = 6
 CUDA_MINUTES = 14
 
@@ -52,7 +52,7 @@ def stop(sentence: str) -> NoReturn:
 
 
 def environment_flag(name: str) -> bool | None:
-    """The value of an on/off variable, None when it is unset or empty."""
+    """Returns the value of an on/off variable, None if it is unset or empty."""
     value = os.environ.get(name, "").strip().lower()
     if value in ("1", "on", "true", "yes"):
         return True
@@ -65,7 +65,7 @@ def environment_flag(name: str) -> bool | None:
 
 @dataclass(frozen=True)
 class ReleaseWheel:
-    """One of the wheels of a release: for CPUs alone, or for the GPUs of a CUDA version too."""
+    """One of the wheels of a release: for CPUs only, or also for the GPUs of a CUDA version."""
 
     name: str
     cuda: int | None
@@ -81,12 +81,12 @@ class ReleaseWheel:
 
 
 def load_module(path: Path) -> ModuleType:
-    """A module by its file, since the source tree is not where Python looks for modules."""
+    """Loads a module from its file, since the source tree is not on Python's module path."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where dataclasses look up the types of their fields
+    sys.modules[path.stem] = module  # dataclasses look up the types of their fields there
     spec.loader.exec_module(module)
     return module
 
@@ -97,8 +97,8 @@ cuda = load_module(ROOT / "csrc" / "cuda" / "toolkit.py")
 
 
 def chosen_methods() -> list[str]:
-    """The discretization methods to build: those of SELECTIVE_SCAN_METHODS, all where it is unset
-    or empty."""
+    """Returns the discretization methods to build: those of SELECTIVE_SCAN_METHODS, or all if it is
+    unset or empty."""
     text = os.environ.get("SELECTIVE_SCAN_METHODS", "")
     names = re.findall(r"[^\s,;]+", text.lower())
     known = instantiations.method_names()
@@ -108,7 +108,7 @@ def chosen_methods() -> list[str]:
 
 
 def method_flags(methods: list[str]) -> list[str]:
-    """Tells the C++ sources which methods are built, where not all of them are."""
+    """Returns the flags that tell the C++ sources which methods are built, none if all are."""
     known = instantiations.method_names()
     if methods == known:
         return []
@@ -121,7 +121,7 @@ def method_flags(methods: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """What to build of the CUDA library: all of it, or nothing and why."""
+    """The plan for the CUDA library: with which toolkit and for which GPUs, or why not at all."""
 
     toolkit: cuda.Toolkit | None = None
     architectures: tuple[cuda.Architecture, ...] = ()
@@ -131,8 +131,8 @@ class CudaPlan:
 def plan_cuda(
     torch: ModuleType, use_cuda: bool | None, sanitize: bool, major: int | None = None
 ) -> CudaPlan:
-    """Decides about the CUDA library; whether there is a GPU has a say in the architectures alone,
-    since machines that build often have none. `major` is of CUDA, of torch's where it is None."""
+    """Decides whether and how to build the CUDA library. Visible GPUs affect the architectures
+    only, since build machines often have none. `major` is CUDA's version; None takes torch's."""
     if sanitize:
         return CudaPlan(reason="a sanitizer build has the CPU library alone")
     if use_cuda is False:
@@ -160,7 +160,7 @@ def plan_cuda(
 
 
 def sources(*patterns: str) -> list[str]:
-    """The sources of a library, relative to the root as setuptools wants them."""
+    """Returns the sources of a library, relative to the root as setuptools requires."""
     found = {path for pattern in patterns for path in ROOT.glob(pattern)}
     relative = sorted(path.relative_to(ROOT) for path in found)
     stems = [path.with_suffix("") for path in relative]
@@ -171,8 +171,8 @@ def sources(*patterns: str) -> list[str]:
 
 
 def dispatch_sources(backend: str) -> list[str]:
-    """Those of csrc/torch for one library: a file belongs to one backend by its name, to both
-    else, since the libraries show each other no symbols."""
+    """Returns the sources of csrc/torch for one library. A file whose name has no backend's suffix
+    is compiled into both, since the libraries share no symbols."""
     other = {"cpu": "_cuda.cpp", "cuda": "_cpu.cpp"}[backend]
     return [path for path in sources("csrc/torch/*.cpp") if not path.endswith(other)]
 
@@ -182,7 +182,7 @@ def cpu_sources() -> list[str]:
 
 
 def cuda_sources() -> list[str]:
-    """Those of the source tree; the instantiations are written as they are built."""
+    """Returns the sources of the source tree; the instantiations are written during the build."""
     return [*sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp"), *dispatch_sources("cuda")]
 
 
@@ -197,7 +197,7 @@ def cxx_flags(includes: list[str], debug: bool, sanitize: bool, level: str = "-O
         flags += ["/external:W0", *(f"/external:I{folder}" for folder in includes)]
         return flags
     flags = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    # A system include: warnings of PyTorch's own headers are not ours to mend.
+    # PyTorch's headers are system includes, so that their own warnings are not reported.
     flags += [part for folder in includes for part in ("-isystem", folder)]
     if sanitize:
         flags += ["-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer", *sanitizer_flags()]
@@ -213,15 +213,15 @@ def sanitizer_flags() -> list[str]:
 
 
 def nvcc_flags(plan: CudaPlan, debug: bool) -> list[str]:
-    """Flags of the kernels; they know no tensors, so PyTorch's headers are not on their path."""
+    """Returns the kernels' flags. PyTorch's headers are not included, as kernels use no tensors."""
     flags = ["-std=c++20", "--expt-relaxed-constexpr"]
-    # The smaller format needs a driver that CUDA 13 asks for anyway, and CUDA 12 does not.
+    # The smaller format needs a driver that CUDA 13 requires anyway, but CUDA 12 does not.
     is_13 = plan.toolkit is not None and plan.toolkit.version >= (13, 0)
     flags.append("--compress-mode=size" if is_13 else "-Xfatbin=-compress-all")
-    # BuildExtension switches the operators of __half and __nv_bfloat16 off, for the sake of ATen.
+    # BuildExtension disables the operators of __half and __nv_bfloat16 for ATen's sake.
     for macro in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"):
         flags.append(f"-U__CUDA_NO_{macro}__")
-    # -G: device code without optimisation and with line information.
+    # -G: device code without optimization and with line information.
     flags += ["-O0", "-g", "-G", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
     if os.name != "nt":
         flags += ["-Xcompiler=-fvisibility=hidden,-Wall,-Wextra"]
@@ -237,18 +237,18 @@ def link_flags(torch_libraries: list[str], debug: bool, sanitize: bool) -> list[
     folders = [f"-L{folder}" for folder in torch_libraries]
     if sys.platform == "darwin":
         return [*folders, "-ltorch", "-ltorch_cpu", "-lc10"]
-    # NEEDED libtorch.so is what makes PyTorch's symbols visible to this library, since Python loads
-    # PyTorch's own libraries with local visibility; a linker told --as-needed would drop it.
+    # Python loads PyTorch's libraries with local visibility. Only a NEEDED entry for libtorch.so,
+    # which a linker with --as-needed would drop, makes their symbols visible to this library.
     flags = [*folders, "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"]
     flags.append(f"-Wl,--version-script={ROOT / 'csrc' / 'torch' / 'exports.map'}")
     if sanitize:
         return flags + sanitizer_flags()
-    # Names of what is not exported, a tenth of the libraries' size, serve debuggers alone.
+    # The names of unexported symbols, a tenth of the libraries' size, only serve debuggers.
     return flags if debug else [*flags, "-Wl,--strip-all"]
 
 
 def cudart_flags(toolkit: cuda.Toolkit) -> list[str]:
-    """The static CUDA runtime, so that one build serves torch builds of several CUDA versions."""
+    """Links the static CUDA runtime, so that one build serves torch of several CUDA versions."""
     if os.name == "nt":
         return [*(f"/LIBPATH:{folder}" for folder in toolkit.library_dirs), "cudart_static.lib"]
     folders = [f"-L{folder}" for folder in toolkit.library_dirs]
@@ -268,7 +268,7 @@ def make_extension(name: str, files: list[str], cxx: list[str], nvcc: list[str],
         depends=[path.relative_to(ROOT).as_posix() for path in headers()],
         extra_compile_args={"cxx": [TORCH_TARGET_FLAG, *cxx], "nvcc": nvcc},
         extra_link_args=link,
-        language="c++",  # else an extension of .cu files is linked by the C compiler
+        language="c++",  # otherwise the C compiler would link an extension of .cu files
     )
 
 
@@ -285,7 +285,7 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
         names = ";".join(map(str, plan.architectures))
         includes = [*torch_includes, *plan.toolkit.include_dirs]
         cuda_cxx = [
-            # What merely prepares launches -O3 would make longer, and no faster.
+            # -O3 would make the host code, which only prepares launches, larger but no faster.
             *cxx_flags(includes, debug, sanitize, "-O2"),
             *methods,
             "-DUSE_CUDA",
@@ -294,15 +294,15 @@ def make_extensions(plan: CudaPlan, debug: bool, sanitize: bool) -> list[setupto
         nvcc = [*nvcc_flags(plan, debug), *methods]
         link = [*link, *cudart_flags(plan.toolkit)]
         extensions.append(make_extension("_cuda", files, cuda_cxx, nvcc, link))
-        cpp_extension.CUDA_HOME = plan.toolkit.home  # None where torch is a CPU build
+        cpp_extension.CUDA_HOME = plan.toolkit.home  # None if torch is a CPU build
     return extensions
 
 
-# --- what is said before it is compiled -----------------------------------------------------------
+# --- the report before compilation ----------------------------------------------------------------
 
 
 def wheel_for(plan: CudaPlan) -> str | None:
-    """The wheel of a release that serves the GPUs a plan builds for, by their code or by PTX."""
+    """Returns the release wheel that serves the GPUs of a plan, by binary code or PTX, if any."""
     if plan.toolkit is None:
         return None
     compiled = [cuda.Architecture.parse(text) for text in cuda.ALL_ARCHITECTURES]
@@ -314,7 +314,7 @@ def wheel_for(plan: CudaPlan) -> str | None:
 
 
 def work_text(plan: CudaPlan, methods: list[str]) -> str:
-    """How much there is to compile, and about how long that takes."""
+    """Describes the number of sources to compile and the approximate time."""
     known = instantiations.method_names()
     files, minutes = len(cpu_sources()), CPU_MINUTES * len(methods) / len(known)
     if plan.toolkit is not None:
@@ -345,7 +345,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             super().__init__(*args, **kwargs)
 
         def run(self) -> None:
-            if getattr(self, "editable_mode", False):  # setuptools would start from nothing
+            if getattr(self, "editable_mode", False):  # setuptools would use a new, empty folder
                 tag = f"{self.plat_name}-{sys.implementation.cache_tag}"
                 self.build_temp = os.path.join("build", f"temp.{tag}")
             check_compiler()
@@ -355,7 +355,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             super().run()
 
         def build_extensions(self) -> None:
-            if os.name == "nt":  # setuptools looks for MSVC alone; clang-cl takes its place
+            if os.name == "nt":  # setuptools only looks for MSVC, which clang-cl replaces
                 self.compiler.initialize()
                 self.compiler.cc = os.environ["CXX"]
             super().build_extensions()
@@ -364,7 +364,7 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             name = ext.name.rpartition(".")[2]
             if not any(file.startswith(f"csrc/{name[1:]}/") for file in ext.sources):
                 stop(f"csrc/{name[1:]} holds no sources; the source tree is incomplete.")
-            # Without the name of a wheel: the same objects serve any.
+            # Without the wheel's suffix, so that the same objects serve every wheel.
             version = self.distribution.get_version().partition("+")[0]
             version = define_string("SELECTIVE_SCAN_VERSION", version)
             ext.extra_compile_args["cxx"].append(version)
@@ -406,14 +406,14 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             sys.stdout.flush()
 
         def _forget_libraries_left_out(self) -> None:
-            """A library of an earlier build must not slip into a wheel."""
+            """Deletes a library of an earlier build, which must not slip into a wheel."""
             if plan.toolkit is None and not self.inplace:
                 left_out = self.get_ext_filename("selective_scan._cuda")
                 Path(self.build_lib, left_out).unlink(missing_ok=True)
 
         def _forget_stale_cuda_objects(self) -> None:
-            """BuildExtension has ninja follow the headers of a .cu file only if torch is a CUDA
-            build; elsewhere an object older than a header is removed, so that it is rebuilt."""
+            """Removes objects that are older than a header, so that they are rebuilt. This is
+            needed for CPU builds of torch, where ninja does not track the headers of .cu files."""
             if torch.version.cuda is not None:
                 return
             used = (path for path in headers() if path.parent.name != "torch")
@@ -430,7 +430,7 @@ def make_bdist_wheel():
     from setuptools.command.bdist_wheel import bdist_wheel
 
     class PlatformWheel(bdist_wheel):
-        """The libraries hold no Python code: one wheel serves every Python of a platform."""
+        """A wheel for every Python of a platform, since the libraries contain no Python code."""
 
         def get_tag(self) -> tuple[str, str, str]:
             return ("py3", "none", super().get_tag()[2])
@@ -471,8 +471,8 @@ def check_compiler(windows: bool = os.name == "nt") -> None:
 
 
 def prepare_ninja() -> None:
-    """Finds the ninja of this environment also where the environment is not activated, and has it
-    say how far it is."""
+    """Finds the environment's ninja even if the environment is not activated, and makes ninja print
+    its progress."""
     os.environ.setdefault("NINJA_STATUS", "[%f of %t, %es] ")
     try:
         import ninja
@@ -487,14 +487,14 @@ def main() -> None:
             f"building needs setuptools {MINIMUM_SETUPTOOLS} or later, got "
             f"{setuptools.__version__}: run pip install --upgrade setuptools."
         )
-    # Isolated builds ask for a source distribution's needs by egg_info before they make it.
+    # An isolated build of a source distribution first runs egg_info to query its requirements.
     if "sdist" in sys.argv or "egg_info" in sys.argv:
         setuptools.setup()
         return
     torch = import_torch()
     prepare_ninja()
     if sys.platform == "darwin":
-        # python.org's Python would compile for Intel's processors, too, for which PyTorch is not.
+        # python.org's Python would also compile for Intel, which PyTorch does not support.
         os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
     debug = bool(environment_flag("DEBUG"))
     sanitize = bool(environment_flag("SELECTIVE_SCAN_SANITIZE"))

@@ -60,7 +60,7 @@ def find_peers(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
 
 def check(out: Tensor, inputs: tuple[Tensor, ...], dtype: str) -> float:
-    """The error of the outputs; the reference runs on a few channels, in float64."""
+    """Returns the error of the outputs against the reference, on a few channels in float64."""
     x, weight, bias = (tensor.detach().double() for tensor in inputs)
     channels = slice(0, 8)
     exact = causal_conv1d_ref(x[:, channels], weight[channels], bias[channels], activation="silu")

@@ -29,7 +29,7 @@ from selective_scan import selective_scan_fn
 from selective_scan.vision import cross_scan_fn
 
 _ERROR_ALLOWED = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
-_STAGES = {96: 56, 192: 28, 384: 14, 768: 7}  # the places of a side by channels
+_STAGES = {96: 56, 192: 28, 384: 14, 768: 7}  # the side length of the map by channels
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Problem:
     dtype: str
 
     def tensors(self, device: torch.device) -> dict[str, Tensor]:
-        """Delta, B and C of four directions, (batch, 4, ...), as sequences in their own order."""
+        """Returns the inputs; delta, B and C of four directions, (batch, 4, ...), are sequences in
+        the order of their direction."""
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, device=device)
@@ -59,10 +60,10 @@ class Problem:
 
 
 class Copied:
-    """As VMamba has it in PyTorch, around one scan of four times the channels."""
+    """VMamba's way in PyTorch, around one scan of four times the channels."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        joined = {"delta": 1, "A": 0, "D": 0, "delta_bias": 0}  # from which dimension on
+        joined = {"delta": 1, "A": 0, "D": 0, "delta_bias": 0}  # the first dimension to flatten
         self.tensors = {
             name: (value.flatten(joined[name], joined[name] + 1) if name in joined else value)
             .clone()
@@ -84,7 +85,7 @@ class Copied:
 
 
 class Crossed:
-    """One function, whose maps are given by places."""
+    """One call of cross_scan_fn, whose inputs are maps instead of sequences."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         height, width = tensors["x"].shape[-2:]

@@ -33,13 +33,13 @@ from harness.llama_cpp import llama_cpp_calls
 from harness.models import LanguageModel
 from harness.peers import compat_token, mamba_ssm_token
 
-# So many eager tokens follow each other on a GPU, as they do where text is made: the host is ahead
-# of it, or is what it waits for.
+# The number of consecutive eager tokens on a GPU. As in text generation, either the host is ahead
+# of the GPU, or the GPU waits for the host.
 _IN_A_ROW = 16
 
 
 def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
-    """A token's matrix products alone, of operands that lie ready."""
+    """Returns a call of a token's matrix products only, with operands prepared in advance."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     weight = model.layers.norm_f.weight
     rows = {
@@ -52,7 +52,7 @@ def linear_layers(model: LanguageModel, batch: int) -> Callable[[], object]:
 
 
 def called_by_parts(model: LanguageModel) -> LanguageModel:
-    """A model of the same weights in which each part of a layer is called."""
+    """Returns a model with the same weights that calls each part of a layer as a module."""
     shared = {id(weight): weight for weight in model.parameters()}
     twin = copy.deepcopy(model, shared)
     for layer in twin.layers.layers:
@@ -62,7 +62,7 @@ def called_by_parts(model: LanguageModel) -> LanguageModel:
 
 
 def reading(weights: Sequence[torch.Tensor]) -> Callable[[], object]:
-    """Reads every weight once and does next to nothing with it."""
+    """Returns a call that reads every weight once and does almost nothing with it."""
     integers = {2: torch.int16, 4: torch.int32}
     views = [weight.detach().flatten().view(integers[weight.element_size()]) for weight in weights]
     return lambda: [view.amax() for view in views]

@@ -35,17 +35,17 @@ _DENORMAL = 2.0**-130
 Call = Callable[[], object]
 
 
-# --- the calls, each as a pair: of ordinary numbers, and of others --------------------------------
+# --- the calls, each as a pair: with ordinary numbers, and with denormal ones ---------------------
 
 
 def gradient_of_the_last_step() -> tuple[Call, Call]:
-    """A classifier's: the gradient decays from the last step back to the first."""
+    """Returns a classifier's calls: the gradient decays from the last step back to the first."""
     layer, h = MambaMixer(_DIM), torch.randn(1, _SEQLEN, _DIM)
     return lambda: layer(h).sum().backward(), lambda: layer(h)[:, -1].sum().backward()
 
 
 def _scans(*inputs: Tensor) -> tuple[Call, Call]:
-    """Both passes of the scan of either input."""
+    """Returns calls of both passes of the scan, one for each input."""
     delta = 0.1 * torch.rand(_BATCH, _DIM, _SEQLEN)
     A = -torch.arange(1.0, _DSTATE + 1).expand(_DIM, -1)
     B, C = torch.randn(2, _BATCH, _DSTATE, _SEQLEN)
@@ -65,7 +65,8 @@ def impulse_and_silence() -> tuple[Call, Call]:
 
 
 def padding_on_the_right() -> tuple[Call, Call]:
-    """Sequences of which one fills the batch's length, and each other half of the one before."""
+    """Returns scans of sequences of which the first fills the batch's length, and each other one
+    half of the previous one's length."""
     u = torch.randn(_BATCH, _DIM, _SEQLEN)
     lengths = _SEQLEN >> torch.arange(_BATCH)
     return _scans(u, u * (torch.arange(_SEQLEN) < lengths[:, None, None]))

@@ -39,7 +39,7 @@ from harness.timing import Timing, in_graph
 from selective_scan import S6, diagonal_scan_fn, distributed, selective_scan_fn
 from selective_scan.distributed import _between
 
-_RANKS = (8, 64, 512)  # whose maps are composed, as if there were so many
+_RANKS = (8, 64, 512)  # the hypothetical numbers of ranks whose maps are composed
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Rank:
-    """This process among the others."""
+    """This process as one of the ranks."""
 
     def __init__(self, device: str) -> None:
         index = int(os.environ["LOCAL_RANK"])
@@ -87,7 +87,8 @@ class Rank:
         self.index, self.count = dist.get_rank(), dist.get_world_size()
 
     def time(self, calls: dict[str, Callable[[], object] | None], runs: int) -> dict[str, Timing]:
-        """Milliseconds until the last rank is done, of calls in turn; None waits for the others."""
+        """Returns the milliseconds of alternating calls until the last rank is done. With None this
+        rank only waits for the others."""
         samples = {name: [] for name in calls}
         for run in range(runs + 2):
             for name, call in calls.items():
@@ -109,7 +110,7 @@ class Rank:
 
 
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> dict:
-    """The same on every rank; states are remembered for some hundred steps."""
+    """Returns inputs that are the same on every rank; states decay over some hundred steps."""
     batch, dim, seqlen, dstate = shape
     random = torch.Generator(device).manual_seed(0)
 
@@ -151,7 +152,7 @@ def passes(scan: Callable[..., Tensor], inputs: dict, dout: Tensor) -> dict[str,
 
 
 def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, Callable]:
-    """What a rank does in a run, one by one."""
+    """Returns the individual parts of a rank's run."""
     ops = torch.ops.selective_scan
     tensors = tuple(inputs[name] for name in ("u", "delta", "A", "B", "C", "D", "z"))
     arguments = (*tensors, None, True, method, None, False)
@@ -184,8 +185,8 @@ def parts_of(inputs: dict, dout: Tensor, rank: Rank, method: str) -> dict[str, C
 
 
 def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable | None]:
-    """Forward and backward of a layer: of all steps on one and on all ranks, of a part on one, and
-    of a part of the channels on each."""
+    """Returns calls of forward and backward of a layer: all steps on one rank and split over all
+    ranks, one rank's steps on one rank, and a part of the channels on each rank."""
     batch, dim, seqlen, dstate = options.shape
     torch.manual_seed(0)
     model = S6(dim // 2, dstate, discretization_method=options.method, device=rank.device)
@@ -217,10 +218,11 @@ def layer_passes(options: argparse.Namespace, rank: Rank) -> dict[str, Callable 
 
 
 def graphs_of(calls: dict[str, Callable | None]) -> dict[str, Callable | None]:
-    """Those of forward and backward passes as CUDA graphs, which all ranks capture in turn."""
+    """Returns the calls of forward and backward passes as CUDA graphs, which all ranks capture in
+    the same order."""
 
     def graph_of(call: Callable) -> Callable:
-        # NCCL's own thread may ask meanwhile for what was called before.
+        # NCCL's own thread may query earlier work during the capture.
         return in_graph(call, capture_error_mode="thread_local")
 
     return {
@@ -231,14 +233,15 @@ def graphs_of(calls: dict[str, Callable | None]) -> dict[str, Callable | None]:
 
 
 def check(rank: Rank, whole: dict, parts: dict, seqlen: int, tolerance: float) -> float:
-    """The largest relative error of what one and what all ranks give; fails if it is too large."""
+    """Returns the largest relative difference between the results of one rank and of all ranks;
+    fails if it is too large."""
     worst = 0.0
     for name in ("forward", "forward + backward"):
         ours = parts[name]()
         theirs = whole[name]()
         pairs = [(ours, theirs)] if name == "forward" else list(zip(ours, theirs, strict=True))
         for mine, exact in pairs:
-            if mine.shape == exact.shape:  # of parameters: the sum is the whole
+            if mine.shape == exact.shape:  # parameters' gradients, which add up over the ranks
                 dist.all_reduce(mine)
             else:
                 exact = own_part(rank, exact, seqlen)
@@ -294,7 +297,7 @@ def work(options: argparse.Namespace, rank: Rank) -> None:
 def main() -> None:
     options = parse_arguments()
     work(options, Rank(options.device))
-    # Nothing holds the group any more: its threads end before the process does.
+    # Nothing references the group any more, so its threads end before the process does.
     gc.collect()
     dist.destroy_process_group()
 

@@ -69,7 +69,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parse(parser, arguments)
 
 
-# --- what is timed --------------------------------------------------------------------------------
+# --- the timed calls ------------------------------------------------------------------------------
 
 
 def transformers_layers(shape: LayerCall) -> nn.Module:
@@ -98,7 +98,7 @@ def make_models(shape: LayerCall, device: torch.device) -> dict[str, nn.Module]:
 
 
 def products_step(layer: MambaMixer, x: Tensor, layers: int, dtype: torch.dtype) -> Step:
-    """The products of all layers, of operands that lie ready."""
+    """Returns the matrix products of all layers, with operands prepared in advance."""
     batch, seqlen, _ = x.shape
 
     def operand(*sizes: int) -> Tensor:
@@ -113,7 +113,7 @@ def products_step(layer: MambaMixer, x: Tensor, layers: int, dtype: torch.dtype)
 
 
 def part_steps(layer: MambaMixer, x: Tensor, dtype: torch.dtype) -> dict[str, dict[str, Callable]]:
-    """The parts of one layer as it calls them, by name: forward, and backward alone."""
+    """Returns the parts of one layer as it calls them, by name: forward, and backward alone."""
     ops = torch.ops.selective_scan
     dim, rank, dstate = layer.d_inner, layer.dt_rank, layer.d_state
     norm = nn.RMSNorm(x.shape[-1], eps=1e-5, device=x.device)
@@ -229,7 +229,7 @@ def measure_parts(
     options: argparse.Namespace, shape: LayerCall, dtype: str, models: list[records.Row],
     layer: MambaMixer, x: Tensor,
 ) -> list[records.Row]:  # fmt: skip
-    """Times of one layer: of its parts in both passes, and of all else."""
+    """Returns the times of one layer: of its parts in both passes, and of the rest."""
     half = _DTYPES[dtype]
     parts = part_steps(layer, x, half)
     calls = {(name, which): call for name, part in parts.items() for which, call in part.items()}
@@ -244,7 +244,7 @@ def measure_parts(
             costs[name] = found.get((name, which)) or sum(
                 found[name, each] for each in which.split(" + ")
             )
-        if which != "forward":  # computed again
+        if which != "forward":  # the backward pass recomputes these
             costs["convolution"] += found["convolution", "forward"]
             costs["dt_proj"] += found["dt_proj", "forward"]
         costs["else"] = max(0.0, left - sum(costs.values()))

@@ -32,7 +32,7 @@ _TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # a different order of sums
 def make_inputs(
     sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """u, delta, A, B and C; A is stable, and steps are of the size of its times."""
+    """Returns u, delta, A, B and C; A is stable, and step sizes match its time scales."""
     batch, dim, seqlen, dstate = sizes
     random = torch.Generator(device).manual_seed(0)
 
@@ -54,7 +54,7 @@ def time_shape(options: argparse.Namespace, sizes: tuple[int, ...]) -> list[reco
     sides = {"kernels": (selective_scan_fn, 1), "reference": (selective_scan_ref, options.slices)}
 
     def run(side, use):
-        """Of each slice of channels."""
+        """Returns use() of the scan of each slice of channels."""
         scan, slices = sides[side]
         parts = zip(u.chunk(slices, 1), delta.chunk(slices, 1), A.chunk(slices), strict=True)
         return [use(scan(*part, B, C, discretization_method="bilinear")) for part in parts]

@@ -42,7 +42,7 @@ class Problem:
     method: str
 
     def lengths(self) -> list[int]:
-        """The same on every run."""
+        """Returns the sequences' lengths, the same on every run."""
         random = torch.Generator().manual_seed(self.sequences)
         normal = torch.randn(self.sequences - 1, generator=random, dtype=torch.float64)
         scaled = torch.exp(_SPREAD * normal - _SPREAD**2 / 2) * self.mean
@@ -69,7 +69,7 @@ class Problem:
 
 
 class Batch:
-    """One call: a batch of sequences, perhaps packed."""
+    """One call on a batch of sequences, possibly packed."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Batch:
         return torch.autograd.grad(out, list(self.tensors.values()), self._dout)
 
     def error_of_sequences(self, lengths: list[int]) -> float:
-        """The largest error of a sequence of this packed batch, compared with it alone."""
+        """Returns the largest error of a packed sequence against its separate scan."""
         out, largest = self.forward(), 0.0
         options = self.options | {"cu_seqlens": None}
         for begin, end in itertools.pairwise(itertools.accumulate(lengths, initial=0)):
@@ -113,10 +113,10 @@ class Batch:
 
 
 class Prefill:
-    """The same packed sequences, each of which goes on from its slot of a pool of u's dtype."""
+    """The same packed sequences, each continuing from its slot of a pool in u's dtype."""
 
     def __init__(self, packed: Batch, lengths: list[int], every: int) -> None:
-        """`every`: the steps from one state that is kept to the next, 0 for none."""
+        """`every` is the number of steps between two states that are kept, 0 for none."""
         u, A = packed.tensors["u"], packed.tensors["A"]
         count, columns = len(lengths), max(lengths) // every if every else 0
         slots = torch.arange(count * (1 + columns), device=u.device)
@@ -154,7 +154,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
         "padded to the longest": Batch(problem, count, max(lengths), device),
     }
     expected = packed.forward()[0].float()
-    for name in ("prefill", kept):  # from states of 0, for the first call
+    for name in ("prefill", kept):  # the first call starts from zero states
         difference = (batches[name].forward().float() - expected).norm() / expected.norm()
         if not difference < _ERROR_ALLOWED[problem.dtype]:
             raise RuntimeError(f"{name}, {problem}, is wrong: relative error {difference}")

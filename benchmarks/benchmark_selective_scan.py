@@ -140,7 +140,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def time_references(scan: Scan, options: argparse.Namespace) -> dict[str, dict[str, Timing]]:
-    """The reference, and of the selective scan the other ways in PyTorch, by name and pass."""
+    """Times the reference and the selective scan's other PyTorch versions, by name and pass."""
     problem = scan.problem
     is_scan = problem.operator == "selective_scan"
     is_plain = problem.variant.name == "plain" and problem.method == "zoh"
@@ -194,7 +194,7 @@ def run_problem(
     for threads in options.threads[-1:] if is_suite and is_special else options.threads:
         torch.set_num_threads(threads)
         times = time_calls({**calls, **{f"peer {k}": f for k, f in peers.items()}}, options)
-        is_last = threads == options.threads[-1]  # the references are measured with as many
+        is_last = threads == options.threads[-1]  # the references run with the most threads only
         compared = time_references(scan, options) if is_last else {}
         for which in calls:
             moved = scan.bytes_moved(which)
@@ -218,7 +218,7 @@ def run_problem(
 
 
 def compare_layouts(rows: list[records.Row]) -> None:
-    """Adds to rows of other layouts how many times as long as contiguous arrays they take."""
+    """Adds to rows of other layouts the ratio of their time to that of contiguous arrays."""
     names = ("operator", "shape", "dtype", "method", "threads", "which")
     plain = {
         tuple(row[name] for name in names): row["time"]["median"]
@@ -232,7 +232,7 @@ def compare_layouts(rows: list[records.Row]) -> None:
 
 
 def measure_memory(problem: Problem, options: argparse.Namespace, anchors: Anchors) -> records.Row:
-    """MiB that the passes allocate on the GPU beside inputs and dout."""
+    """Measures the MiB that the passes allocate on the GPU besides inputs and dout."""
     scan = make_scan(problem, options.device, options.seed)
 
     def peak(call: Callable[[], object]) -> float:
@@ -261,7 +261,7 @@ def measure_memory(problem: Problem, options: argparse.Namespace, anchors: Ancho
 
 
 class _NoWork(torch.autograd.Function):
-    """Hands out results that are there already: what remains is autograd's own time."""
+    """Returns existing results, so that only autograd's own time remains."""
 
     @staticmethod
     def forward(ctx, out: torch.Tensor, *leaves: torch.Tensor) -> torch.Tensor:
@@ -274,7 +274,7 @@ class _NoWork(torch.autograd.Function):
 
 
 def measure_host(options: argparse.Namespace) -> list[records.Row]:
-    """Microseconds per call of the public function on a problem that costs almost nothing."""
+    """Measures the microseconds per call of the public function on an almost trivial problem."""
     problem = Problem(SHAPES[_HOST_SHAPES[options.device.type]])
     scan = make_scan(problem, options.device, options.seed)
     leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
@@ -291,7 +291,7 @@ def measure_host(options: argparse.Namespace) -> list[records.Row]:
         out = _NoWork.apply(scan.dout, *leaves.values())
         torch.autograd.grad(out, list(leaves.values()), scan.dout)
 
-    # Autograd wakes a thread of its own, one per GPU, for every backward pass.
+    # Autograd wakes a separate thread, one per GPU, for every backward pass.
     cases = [
         ("no_grad call", inference, True),
         ("forward + backward through autograd", training, True),
@@ -309,7 +309,7 @@ def measure_host(options: argparse.Namespace) -> list[records.Row]:
 
 
 def measure_call(call: Call, options: argparse.Namespace) -> list[records.Row]:
-    """Checks a user's call, then times its passes and its peer's in turns."""
+    """Checks a user's call, then alternates between timing its passes and its peer's."""
     prepared = prepare(call, options.device, options.seed)
     error = prepared.check()
     peer = "mamba_ssm" if options.device.type == "cuda" else "selective_scan_ref"
@@ -348,7 +348,7 @@ def choose_calls(options: argparse.Namespace) -> list[Call]:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A list that is measured in place of all else, one after the other."""
+    """A list of cases that is measured instead of the suite."""
 
     choose: Callable[[argparse.Namespace], list]
     measure: Callable[..., list[records.Row]]
@@ -381,10 +381,10 @@ def run_sweep(name: str, options: argparse.Namespace) -> int:
     for each in track(sweep.choose(options), disable=not sys.stderr.isatty(), transient=True):
         try:
             rows += sweep.measure(each, options)
-        except RuntimeError as error:  # a wrong result, or memory that does not suffice
+        except RuntimeError as error:  # a wrong result, or out of memory
             failures.append(f"{each}: {error}")
         if options.device.type == "cuda":
-            torch.cuda.empty_cache()  # the pools of graphs that are no more
+            torch.cuda.empty_cache()  # frees the pools of destroyed graphs
     print(
         f"{environment['device']}, torch {environment['torch']}, selective_scan "
         f"{environment['selective_scan']} ({environment['revision']}), {environment['date']}"
@@ -401,7 +401,7 @@ def run_sweep(name: str, options: argparse.Namespace) -> int:
 
 
 def report_failures(failures: list[str]) -> int:
-    """The program's exit status."""
+    """Prints the failures and returns the program's exit status."""
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -411,7 +411,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     device: torch.device = options.device
     is_cuda = device.type == "cuda"
-    if not is_cuda and arguments is None:  # else the program is not ours to start anew
+    if not is_cuda and arguments is None:  # otherwise a caller's program would be restarted
         keep_freed_memory()
     for name in SWEEPS:
         if getattr(options, name):
@@ -432,7 +432,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows += run_problem(problem, options, ceilings, anchors)
             if is_cuda and options.backward and problem.operator == "selective_scan":
                 memory.append(measure_memory(problem, options, anchors))
-        except RuntimeError as error:  # a wrong result, or memory that does not suffice
+        except RuntimeError as error:  # a wrong result, or out of memory
             failures.append(f"{problem}: {error}")
     torch.set_num_threads(all_threads)
     compare_layouts(rows)

@@ -28,7 +28,7 @@ from torch import Tensor
 from harness import arguments, ceilings, plots, records, report, timing
 from selective_scan import selective_state_update, selective_state_update_ref
 
-_GRAPH_CALLS = 10  # in one graph, so that its launch hardly counts
+_GRAPH_CALLS = 10  # calls in one graph, so that the graph's launch is negligible
 _ERROR_ALLOWED = {"float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
 
 
@@ -67,7 +67,7 @@ class UpdateProblem:
 
 
 def relative_error(problem: UpdateProblem, tensors: dict[str, Tensor]) -> float:
-    """Of out, against the reference in fp64."""
+    """Returns the relative error of out against the reference in fp64."""
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     wide = {name: tensor.double() for name, tensor in tensors.items()}
     options = {"dt_softplus": True, "discretization_method": problem.method}
@@ -77,7 +77,7 @@ def relative_error(problem: UpdateProblem, tensors: dict[str, Tensor]) -> float:
 
 
 def mamba_ssm_step() -> Callable[..., Tensor] | None:
-    """mamba_ssm's Triton kernel, if it can be had."""
+    """Returns mamba_ssm's Triton kernel, None if it is not importable."""
     try:
         module = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
     except ImportError:
@@ -91,7 +91,7 @@ def measure(
     options: argparse.Namespace,
     copy_bytes_per_s: float,
 ) -> list[records.Row]:
-    """A row for ours, and one for mamba_ssm's."""
+    """Returns a row for this package, and one for mamba_ssm if it is available."""
     device = options.device
     tensors = problem.make(device)
     error = relative_error(problem, tensors)

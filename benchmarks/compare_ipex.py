@@ -32,12 +32,12 @@ from harness.workers import Worker, alternate, serve
 _DTYPES = ("float32", "bfloat16")
 _SHAPES = ("2,512,1024,16", "1,1536,2048,16")
 _SIDES = ("ours", "ipex")
-# A different order of sums, and the rounding of the output.
+# Allows for a different order of sums, and the rounding of the output.
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def load_kernel(name: str) -> Callable[..., torch.Tensor]:
-    """A function of the inputs and delta_softplus."""
+    """Returns one side's scan as a function of the inputs, with delta_softplus."""
     if name == "ipex":
         import intel_extension_for_pytorch  # noqa: F401  registers the op
 
@@ -63,8 +63,8 @@ def work(options: argparse.Namespace) -> None:
         problem, threads = found[case]
         torch.set_num_threads(threads)
         scan = make_scan(problem, torch.device("cpu"), seed=case)
-        scan.tensors["delta"] = scan.tensors["delta"].float()  # the peer takes no other dtype
-        # The peer takes no groups.
+        scan.tensors["delta"] = scan.tensors["delta"].float()  # the peer supports no other dtype
+        # The peer does not support groups.
         scan.tensors |= {name: scan.tensors[name][:, 0] for name in "BC"}
         inputs = scan.arguments()[:8]
         call = lambda: kernel(*inputs)  # noqa: E731
@@ -81,7 +81,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace, outputs: Path) -> None:
-    # Only this side has them: the other environment holds the peer and nothing else.
+    # Imported here, since the peer's environment lacks the packages that these need.
     from harness import records, report
     from harness.checks import relative_l2
 

@@ -32,7 +32,7 @@ from harness.workers import Worker, alternate, serve
 
 PATHS = ("dstate1", "narrow", "streamed", "floor", "prompt")
 _VARIABLE = "SELECTIVE_SCAN_CUDA_KERNELS"
-_REFUSAL = f"{_VARIABLE}="  # what the message of a path that cannot run a call begins with
+_REFUSAL = f"{_VARIABLE}="  # identifies the error of a path that cannot run a call
 _WARMUP = 3
 _COLUMNS = ("chosen", *PATHS)
 
@@ -43,7 +43,7 @@ def scans(options: argparse.Namespace) -> list[ScanCall]:
 
 
 def runnable_passes(call: ScanCall, device: torch.device) -> dict[str, Callable[[], object]]:
-    """Those that this process's path can run."""
+    """Returns the passes that this process's path can run."""
     scan = make_scan(call.problem, device, seed=0)
     passes: dict[str, Callable[[], object]] = {}
     try:
@@ -71,7 +71,7 @@ def work(options: argparse.Namespace) -> None:
         nonlocal timed
         timed = None
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the other processes need the memory of the case before
+            torch.cuda.empty_cache()  # the other processes need the previous case's memory
         passes = runnable_passes(cases[case], device)
         timed = Timed({"": passes}, device)
         return list(passes)
@@ -83,7 +83,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def rate(times: dict[str, float]) -> dict[str, object]:
-    """Of the chosen path's time and those of the paths that run the pass, by name."""
+    """Compares the chosen path's time with those of the paths that can run the pass, by name."""
     best = min((name for name in times if name != "chosen"), key=times.__getitem__)
     return {"times_ms": times, "best": best, "ratio": times["chosen"] / times[best]}
 
@@ -101,7 +101,7 @@ def compare(options: argparse.Namespace) -> int:
     workers = [Worker(name, command, {_VARIABLE: path}) for name, path in names.items()]
     for worker in workers:
         worker.send("describe")
-    devices = [worker.receive() for worker in workers]  # all have been starting meanwhile
+    devices = [worker.receive() for worker in workers]  # all workers start concurrently
     print(
         f"{devices[0]}, torch {torch.__version__}: medians of {options.rounds} rounds of "
         f"{options.runs} runs in turns, ms; ratio: chosen / best"

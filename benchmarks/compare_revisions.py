@@ -60,7 +60,7 @@ def problems(quick: bool) -> list[Problem]:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Of all bits, and of the places at which they are."""
+    """Returns a checksum of all bits and their positions."""
     bits = tensor.detach().reshape(-1).view(torch.uint8).view(torch.int16)
     columns = 1021
     whole = bits.numel() // columns * columns
@@ -81,7 +81,7 @@ Samples = dict[str, list[float]]
 def make_problem(
     case: Problem, device: torch.device, seed: int, runs: int
 ) -> tuple[dict[str, list[torch.Tensor]], Callable[[], Samples]]:
-    """What a problem's passes compute, and a turn of them."""
+    """Returns the results of a problem's passes, and a function that times a turn of runs."""
     scan = make_scan(case, device, seed)
     passes = scan.passes(backward=True)
     return scan.results(), lambda: sample(passes, device, warmup=_WARMUP, runs=runs)
@@ -90,7 +90,7 @@ def make_problem(
 def make_call(
     case: Call, device: torch.device, seed: int, runs: int
 ) -> tuple[dict[str, list[torch.Tensor]], Callable[[], Samples]]:
-    """The same of a user's call."""
+    """Returns the results of a user's call, and a function that times a turn of runs."""
     from harness.user_calls import Timed, prepare  # they import the library
 
     prepared = prepare(case, device, seed)
@@ -122,7 +122,7 @@ def work(options: argparse.Namespace) -> None:
         nonlocal turn
         turn = None
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the other build needs the memory of the case before
+            torch.cuda.empty_cache()  # the other build needs the previous case's memory
         results, turn = make(cases[case], device, case, options.runs)
         return {which: [checksum(x) for x in tensors] for which, tensors in results.items()}
 
@@ -171,7 +171,7 @@ def compare(options: argparse.Namespace) -> int:
     ]
     for worker in workers:
         worker.send("describe")
-    builds = [worker.receive() for worker in workers]  # both have been starting meanwhile
+    builds = [worker.receive() for worker in workers]  # both workers start concurrently
     for worker, build in zip(workers, builds, strict=True):
         print(f"{worker.name}: {build['version']}, {build['build']}")
     print(

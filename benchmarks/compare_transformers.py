@@ -46,7 +46,7 @@ except ImportError:
 _PASSES = ("forward", "backbone forward", "forward + backward", "64 new tokens")
 _DTYPES = ("float32", "bfloat16")
 _LARGEST_DIFFERENCE = 1e-4  # between the paths in fp32
-_LARGEST_RATIO = 1.5  # of the paths' errors in bf16, against fp32
+_LARGEST_RATIO = 1.5  # between the paths' errors in bf16 against fp32
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -71,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def no_scan(u, delta, A, B, C, D=None, z=None, return_last_state=False, **_: object) -> object:
-    """A result that depends on all that passes through layers, so that nothing else is spared."""
+    """Returns a result that depends on all inputs, so that the rest of a layer still runs."""
     out = u + delta + (B + C).sum(1, keepdim=True) + z
     return (out, u.new_zeros(*u.shape[:2], A.shape[-1])) if return_last_state else out
 
@@ -99,7 +99,7 @@ def next_to_nothing() -> Iterator[None]:
 def time_in_turn(
     call: Callable[[], torch.Tensor], runs: int, budget: float
 ) -> tuple[dict[str, torch.Tensor], dict[str, Timing]]:
-    """What the first run of each path gives, and the times of all runs."""
+    """Returns the results of each path's first run, and the times of all runs."""
     paths = {
         "transformers": contextlib.nullcontext,
         "selective_scan": lambda: enable(["mamba"]),
@@ -123,7 +123,8 @@ def time_in_turn(
 
 
 def complaint(results: dict[str, torch.Tensor], exact: torch.Tensor | None) -> str | None:
-    """Why the integration's result is not as good as transformers' own; `exact` in half types."""
+    """Returns why the integration's result is worse than transformers' own, None if it is not.
+    `exact` is the result in fp32 for half types, else None."""
     ours, theirs = results["selective_scan"], results["transformers"]
     if exact is None:
         if (difference := relative_l2(ours, theirs)) <= _LARGEST_DIFFERENCE:
@@ -158,7 +159,7 @@ def main() -> int:
     def forward_backward(model: torch.nn.Module) -> torch.Tensor:
         model.zero_grad()
         model(tokens, labels=tokens).loss.backward()
-        # What every gradient of the first layer has passed through.
+        # All gradients of the first layer flow into this one.
         return model.backbone.layers[0].mixer.in_proj.weight.grad
 
     def generate(model: torch.nn.Module) -> torch.Tensor:
@@ -172,7 +173,7 @@ def main() -> int:
         call = functools.partial(calls[which], model)
         model.train(which == "forward + backward")
         with enable(["mamba"]):
-            call()  # threads, allocations, caches
+            call()  # starts threads, allocates memory, fills caches
         results, times = time_in_turn(call, options.runs, options.budget)
         exact = None
         if dtype != torch.float32:

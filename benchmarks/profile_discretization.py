@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def cost(
     name: str, implementation: str, which: str, count: int, unit: str, time: Timing
 ) -> records.Row:
-    """One operation or pass: its time, for how many elements or state updates."""
+    """Returns the row of one operation or pass: its time for `count` elements or state updates."""
     return {
         "name": name,
         "implementation": implementation,
@@ -64,11 +64,11 @@ def cost(
 
 
 def profile_operations(problem: Problem, device: torch.device, trials: int) -> list[records.Row]:
-    """Elementwise on x = Δ·A of one step of every state, at seqlen steps as far as 2^24 elements.
+    """Times elementwise operations on x = Δ·A of every state update, up to 2^24 elements.
 
     The inverse is that of 1 − Δ·A/2 for a full dstate × dstate matrix per channel, which a
-    non-diagonal bilinear discretization would need at every step; LAPACK has no half precision, so
-    it is done in float32 at least.
+    non-diagonal bilinear discretization would need at every step. It is computed in at least
+    float32, since LAPACK has no half precision.
     """
     shape = problem.shape
     dtype = DTYPES[problem.dtype]
@@ -100,7 +100,7 @@ def profile_operations(problem: Problem, device: torch.device, trials: int) -> l
 
 
 def scan_passes(scan: Scan, backend: str) -> dict[str, Callable[[], object]]:
-    """Forward without gradients, and backward alone: the graph is kept between calls."""
+    """Returns forward without gradients, and backward alone, whose graph is kept between calls."""
     leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
     out = selective_scan_fn(**scan.keywords(leaves), backend=backend)
 

@@ -25,7 +25,7 @@ _ANCHORS = _ROOT / "benchmarks" / "anchors"
 _FILES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _PASSES = ("forward", "backward")
-# What README.md shows of users' calls; performance.md has all.
+# The users' calls shown in README.md; performance.md has all of them.
 _README_SCANS = (
     "mamba-130m train", "mamba-2.8b train", "falcon-mamba-7b train", "130m prefill 512",
     "jamba prefill 8192", "vim-small", "vmamba-t stage 1", "vmamba-t stage 3",
@@ -42,7 +42,8 @@ Table = tuple[Sequence[str], list[list[str]]]
 
 @functools.cache
 def load(name: str) -> dict[str, object]:
-    """A record, the rows of all operators in one list; they once had a list for each kind."""
+    """Loads a record, with the rows of all operators in one list; older files have a list for each
+    kind."""
     content = json.loads((_RESULTS / f"{name}.json").read_text())
     for row in content.pop("siblings", ()):
         variant = "plain" if row["layout"] == "contiguous" else row["layout"]
@@ -53,7 +54,7 @@ def load(name: str) -> dict[str, object]:
 
 
 def select(*records: str, **values: object) -> list[Row]:
-    """The rows of some records in which all of these fields have these values."""
+    """Returns the rows of some records in which all of these fields have these values."""
     rows = [row for name in records for row in load(name)["rows"]]
     return [row for row in rows if all(row.get(name) == value for name, value in values.items())]
 
@@ -71,7 +72,7 @@ def times(value: float | None) -> str:
 
 
 def milliseconds(row: Row | None) -> str:
-    """The median, in brackets how many times as fast as the peer."""
+    """Formats the median, with the speedup over the peer in brackets."""
     if row is None:
         return ""
     faster = row.get("speedup_over_peer")
@@ -88,7 +89,7 @@ def sizes(row: Row) -> str:
 
 
 def scans(record: str, names: Sequence[str] = ()) -> Table:
-    """A line for each scan that a published model makes, or those that are named."""
+    """Returns a line for each scan that a published model makes, or only for the named ones."""
     lines = []
     for row in select(record, kind="scan", which="forward"):
         if not names or row["name"] in names:
@@ -99,7 +100,7 @@ def scans(record: str, names: Sequence[str] = ()) -> Table:
 
 
 def models(record: str, names: Sequence[str] = ()) -> Table:
-    """The same of models of layers and of tokens."""
+    """Returns a line for each model of layers or tokens, or only for the named ones."""
     rows = [*select(record, kind="layer"), *select(record, kind="token")]
     return ("call", "sizes", "dtype", "what", "ms"), [
         [row["name"], model_sizes(row), row["dtype"], row["which"], milliseconds(row)]
@@ -116,7 +117,7 @@ def model_sizes(row: Row) -> str:
 
 
 def variants(record: str) -> Table:
-    """Both passes in both dtypes of each variant."""
+    """Returns the times of both passes in both dtypes for each variant."""
     kinds = [(which, dtype) for which in _PASSES for dtype in _DTYPES]
     names = dict.fromkeys(row["variant"] for row in select(record))
     return ("variant", *(f"{which} {_DTYPES[dtype]}" for which, dtype in kinds)), [
@@ -127,7 +128,7 @@ def variants(record: str) -> Table:
 
 
 def methods(record: str, shape: str, dtype: str, threads: int | None = None) -> Table:
-    """Milliseconds, in brackets how many times as long as zoh takes."""
+    """Returns milliseconds, with the ratio to zoh's time in brackets."""
     kinds = [(variant, which) for variant in ("plain", "complex") for which in _PASSES]
     rows = select(record, shape=shape, dtype=dtype)
     rows = [row for row in rows if threads in (None, row["threads"])]
@@ -237,7 +238,7 @@ def compiled(*records: str) -> Table:
 
 
 def layers(record: str) -> Table:
-    """Models of layers, in brackets how many times as fast as mamba_ssm's."""
+    """Returns the times of models of layers, with the speedup over mamba_ssm's in brackets."""
     ways = ("S6", "S6 as a CUDA graph", "S6 compiled", "S6 bidirectional", "matrix products")
     peers = json.loads((_ANCHORS / "h200_layer.json").read_text())["rows"]
     header = ("batch, seqlen, d_model; layers", "pass", "eager", "as a CUDA graph", "compiled")
@@ -272,7 +273,7 @@ def layer_parts(record: str) -> Table:
 
 
 def packed(record: str) -> Table:
-    """Milliseconds, in brackets how many times as long as one dense batch of as many steps."""
+    """Returns milliseconds, with the ratio to a dense batch of as many steps in brackets."""
     rows = select(record)
     dense = {
         row["which"]: row["time_ms"]["median"]
@@ -301,7 +302,8 @@ def serving(record: str) -> Table:
 
 
 def convolution(record: str) -> Table:
-    """Microseconds, in brackets how much of a copy's bandwidth, and torch's convolution's."""
+    """Returns microseconds, with the fraction of a copy's bandwidth in brackets, and those of
+    torch's convolution."""
     header = ("batch, dim, seqlen", "dtype", "layout")
     rows = select(record, which="forward")
     lines = []
@@ -325,7 +327,7 @@ def matrix(record: str) -> Table:
     ]  # fmt: skip
 
 
-# By name: what makes the table, and the records that it is from.
+# By name: the function that makes the table, and the records that it reads.
 TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
     "speed": (functools.partial(scans, names=_README_SCANS), ("h100_users",)),
     "model speed": (functools.partial(models, names=_README_MODELS), ("h100_users",)),
@@ -361,7 +363,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
 
 
 def sources(records: Sequence[str]) -> str:
-    """The records by what they are of: device, PyTorch, revision and date."""
+    """Describes the records: their device, PyTorch, revision and date."""
     named: dict[str, list[str]] = {}
     for name in records:
         environment = load(name)["environment"]

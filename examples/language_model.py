@@ -1,8 +1,8 @@
 """Trains a byte-level language model, mamba_ssm's MambaLMHeadModel, on Python's own sources, saves
-it, loads it again and has it write some more.
+it, loads it again and generates text.
 
-The text is the standard library of the Python that runs this: nothing is downloaded. Pieces of
-files are packed one behind the other, without padding, and the model starts anew at each. One call
+The text is the standard library of the Python that runs the program: nothing is downloaded. Pieces
+of files are packed one after another, without padding, and the model starts anew at each. One call
 takes about three minutes on two CPU cores:
 
     python examples/language_model.py
@@ -27,14 +27,15 @@ from selective_scan.compat.config_mamba import MambaConfig
 from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
 
 BYTES = 256
-START = BYTES  # what a sequence begins with, in front of its first byte
+START = BYTES  # the token that precedes a sequence's first byte
 
 
 # --- data -----------------------------------------------------------------------------------------
 
 
 def read_sources() -> tuple[list[bytes], list[bytes]]:
-    """The standard library's files without its tests: those to learn, and every 20th to test."""
+    """Returns the standard library's files without its tests: the training files, and every 20th
+    for testing."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     paths = (path for path in folder.rglob("*.py") if not skipped.intersection(path.parts))
@@ -44,9 +45,9 @@ def read_sources() -> tuple[list[bytes], list[bytes]]:
 
 
 def pack(pieces: list[bytes]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Inputs and targets, (1, total), and where sequences begin and end, (sequences + 1,).
+    """Returns inputs and targets, (1, total), and the sequences' boundaries, (sequences + 1,).
 
-    A sequence's inputs are START and its bytes but the last; its targets are its bytes.
+    A sequence's inputs are START and all of its bytes except the last; its targets are its bytes.
     """
     targets = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).long()
     boundaries = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
@@ -56,8 +57,8 @@ def pack(pieces: list[bytes]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def batches(texts: list[bytes], tokens: int, longest: int) -> Iterator[list[bytes]]:
-    """Lists of pieces with `tokens` bytes in all, for ever: files in random order, cut where they
-    are longer than `longest`."""
+    """Yields lists of pieces with `tokens` bytes in total, forever: files in random order, cut into
+    pieces of at most `longest` bytes."""
     pieces, room = [], tokens
     while True:
         for index in torch.randperm(len(texts)).tolist():
@@ -81,7 +82,8 @@ def cross_entropy(
     boundaries: torch.Tensor,
     **options,
 ) -> torch.Tensor:
-    """Of packed sequences; the logits of START and of the embeddings' padding are left out."""
+    """Returns the cross entropy of packed sequences. The logits of START and of the embedding's
+    padding are left out."""
     logits = model(inputs, cu_seqlens=boundaries).logits[..., :BYTES]
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), **options)
 
@@ -118,7 +120,8 @@ def train(model: nn.Module, texts: list[bytes], args: argparse.Namespace) -> lis
 
 @torch.inference_mode()
 def measure(model: nn.Module, texts: list[bytes], device: str, tokens: int) -> float:
-    """Bits per byte of whole files, as many of them packed as fit `tokens`, one at least."""
+    """Returns the bits per byte of whole files. As many as fit into `tokens` bytes are packed
+    together, at least one."""
     bits, pieces = 0.0, []
     for index, text in enumerate(texts):
         pieces.append(text)
@@ -132,7 +135,7 @@ def measure(model: nn.Module, texts: list[bytes], device: str, tokens: int) -> f
 
 
 def bigram_bits(learned: list[bytes], texts: list[bytes]) -> float:
-    """Bits per byte of a model that knows how often each byte follows each, one added to all."""
+    """Returns the bits per byte of a bigram model with add-one smoothing."""
     counts = torch.ones(BYTES + 1, BYTES, dtype=torch.float64)
     inputs, targets, _ = pack(learned)
     index = (inputs * BYTES + targets).flatten()
@@ -143,7 +146,7 @@ def bigram_bits(learned: list[bytes], texts: list[bytes]) -> float:
 
 
 def zlib_bits(texts: list[bytes]) -> float:
-    """Bits per byte of each file compressed on its own."""
+    """Returns the bits per byte of the files, each compressed separately."""
     return 8 * sum(len(zlib.compress(text, 9)) for text in texts) / sum(map(len, texts))
 
 
@@ -153,10 +156,10 @@ def zlib_bits(texts: list[bytes]) -> float:
 def generate(
     model: MambaLMHeadModel, prompt: bytes, args: argparse.Namespace
 ) -> tuple[bytes, float]:
-    """The prompt and `args.length` bytes more, and how many of these were written a second."""
+    """Returns the prompt with `args.length` generated bytes, and the generated bytes per second."""
     tokens = torch.tensor([[START, *prompt]], device=args.device)
     options = {"top_k": 0, "top_p": args.top_p, "temperature": args.temperature, "cg": True}
-    # Once before the clock starts, for what is set up at the first call.
+    # An untimed call first, which does the one-time setup.
     model.generate(tokens, tokens.shape[1] + 2, **options)
     start = time.perf_counter()
     length = tokens.shape[1] + args.length
@@ -215,7 +218,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     learned, held_out = read_sources()
     held_out = held_out[: args.held_out]
-    # Bytes are so few that a head of its own costs nothing, and it learns faster.
+    # With so few tokens an untied head costs almost nothing, and the model learns faster.
     config = MambaConfig(
         d_model=args.d_model, n_layer=args.depth, vocab_size=BYTES + 1, tie_embeddings=False
     )

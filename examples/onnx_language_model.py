@@ -1,9 +1,9 @@
 """A Mamba language model leaves PyTorch: two graphs of ONNX, with which onnxruntime generates.
 
-``prompt.onnx`` takes tokens, (batch, length), of any number, and gives the logits of the last one
-and the states behind it. ``step.onnx`` takes a token and the states, and gives logits and states.
-Both need neither PyTorch nor this package. The program generates with them and with PyTorch, says
-whether the tokens are the same, and how long a prompt and a token take in both.
+``prompt.onnx`` takes any number of tokens, (batch, length), and returns the logits of the last one
+and the states after it. ``step.onnx`` takes a token and the states, and returns logits and states.
+Both run without PyTorch and this package. The program generates with them and with PyTorch, and
+prints whether the tokens are the same, and the times of a prompt and of a token with both.
 
     python examples/onnx_language_model.py                                # random weights
     python examples/onnx_language_model.py --model state-spaces/mamba-130m  # from the hub
@@ -26,7 +26,7 @@ from selective_scan.onnx import export
 
 
 class Prompt(nn.Module):
-    """From tokens to the last one's logits, and the states of all layers behind it."""
+    """Maps tokens to the last one's logits and the states of all layers after it."""
 
     def __init__(self, model: MambaLMHeadModel) -> None:
         super().__init__()
@@ -40,21 +40,22 @@ class Prompt(nn.Module):
 
 
 class Step(nn.Module):
-    """From a token of each sequence, (batch, 1), and states to logits and the next states."""
+    """Maps a token of each sequence, (batch, 1), and states to logits and the next states."""
 
     def __init__(self, model: MambaLMHeadModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, token: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        new = [state.clone() for state in states]  # which the layers change in place
+        new = [state.clone() for state in states]  # the layers change these in place
         layers = dict(enumerate(zip(new[::2], new[1::2], strict=True)))
         params = InferenceParams(0, 0, seqlen_offset=1, key_value_memory_dict=layers)
         return self.model(token, inference_params=params).logits[:, 0], *new
 
 
 def generate(prompt: Callable, step: Callable, tokens: Tensor, count: int) -> Tensor:
-    """The most probable tokens, one after another; both calls take and give what is on top."""
+    """Generates the most probable tokens, one after another. Both calls have the inputs and outputs
+    of the modules above."""
     logits, *states = prompt(tokens)
     chosen = []
     for _ in range(count):
@@ -64,7 +65,7 @@ def generate(prompt: Callable, step: Callable, tokens: Tensor, count: int) -> Te
 
 
 def session(path: Path) -> Callable:
-    """The program at a path, called by its inputs in their order."""
+    """Returns a function that runs the program at a path on its inputs in order."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     made = onnxruntime.InferenceSession(path, options)
@@ -78,7 +79,7 @@ def session(path: Path) -> Callable:
 
 
 def shortest(call: Callable, seconds: float) -> float:
-    """Milliseconds of the shortest of the calls that fit into a time."""
+    """Calls repeatedly for some seconds and returns the milliseconds of the shortest call."""
     times, end = [], time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         begin = time.perf_counter()
@@ -110,7 +111,7 @@ def main() -> None:
         sizes = (options.d_model, 0, options.layers, options.vocabulary)
         model = MambaLMHeadModel(MambaConfig(*sizes, tie_embeddings=False))
     model.eval()
-    # PyTorch takes a size of 1 in an example for one that never differs.
+    # PyTorch treats a size of 1 in an example as constant.
     tokens = torch.randint(model.config.vocab_size, (2, max(2, options.length)))
     folder = options.output or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Trains two S6 models to tell the parity of 64 bits: one of real states, one whose states rotate.
+"""Trains two S6 models on the parity of 64 bits: one with real states, one with rotating states.
 
-A state that decays cannot tell an even number of events from an odd one, however long it trains;
-one that turns by π at each of them can. The models differ in `rotary` alone, which brings the norms
-and biases of B and C, too; with the trapezoid both have these. They see the same bits, at first a
-few at a time. One call takes less than a minute on two CPU cores:
+A decaying state cannot distinguish an even number of events from an odd one, however long it
+trains; a state that turns by π at each event can. The models differ only in `rotary`, which also
+brings the norms and biases of B and C; with the trapezoid both have these. They see the same bits,
+at first a few at a time. One call takes less than a minute on two CPU cores:
 
     python examples/parity.py
     python examples/parity.py --trapezoid
@@ -22,12 +22,12 @@ from selective_scan import S6
 
 
 class ParityModel(nn.Module):
-    """One layer of S6, which says after each bit whether the number of ones so far is odd."""
+    """One layer of S6 that predicts after each bit whether the number of ones so far is odd."""
 
     def __init__(self, d_model: int, rotary: bool, trapezoid: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(2, d_model)
-        # An angle is at most π times a step, so steps are to be about 1.
+        # An angle is at most π times a step size, so step sizes should be about 1.
         self.s6 = S6(
             d_model,
             d_state=8,
@@ -44,31 +44,32 @@ class ParityModel(nn.Module):
 
 
 def draw_bits(batch: int, seqlen: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bits, (batch, seqlen), and the parities up to each of them."""
+    """Returns random bits, (batch, seqlen), and the parities up to each of them."""
     bits = torch.randint(2, (batch, seqlen)).to(device)
     return bits, bits.cumsum(1) % 2
 
 
 @torch.no_grad()
 def measure(model: nn.Module, bits: torch.Tensor, parities: torch.Tensor) -> float:
-    """The share of sequences whose parity, that of all bits, is told."""
+    """Returns the fraction of sequences whose overall parity is predicted correctly."""
     return (model(bits)[:, -1].argmax(-1) == parities[:, -1]).double().mean().item()
 
 
 def train(rotary: bool, args: argparse.Namespace) -> tuple[list[int], list[float]]:
-    """Steps, and the accuracies after them on sequences that are drawn for the test alone."""
+    """Trains a model; returns step numbers, and the accuracies after them on separate test
+    sequences."""
     device = torch.device(args.device)
     torch.manual_seed(args.seed)
     test = draw_bits(args.test_size, args.bits, device)
     model = ParityModel(args.d_model, rotary, args.trapezoid).to(device)
-    torch.manual_seed(args.seed + 1)  # whatever the models have drawn, they see the same bits
+    torch.manual_seed(args.seed + 1)  # both models see the same bits, whatever they drew before
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.steps)
     name = "states that rotate" if rotary else "real states"
     steps, accuracies = [0], [measure(model, *test)]
     with tqdm(total=args.steps, desc=name, unit="step") as progress:
         for step in range(1, args.steps + 1):
-            # The sequences grow up to all bits through the first 60 % of the steps.
+            # The sequences grow to the full length during the first 60 % of the steps.
             seqlen = min(args.bits, 2 + int(args.bits * step / (0.6 * args.steps)))
             bits, parities = draw_bits(args.batch_size, seqlen, device)
             loss = F.cross_entropy(model(bits).flatten(0, 1), parities.flatten())

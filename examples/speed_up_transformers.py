@@ -36,7 +36,7 @@ def make_model(options: argparse.Namespace) -> torch.nn.Module:
 def make_passes(
     model: torch.nn.Module, tokens: torch.Tensor, new_tokens: int
 ) -> dict[str, Callable[[], object]]:
-    """What is measured, by name; "train" is a forward and a backward pass."""
+    """Returns the calls to measure, by name; "train" is a forward and a backward pass."""
 
     @torch.no_grad()
     def forward() -> None:
@@ -55,7 +55,8 @@ def make_passes(
 
 
 def milliseconds(call: Callable[[], object], runs: int) -> float:
-    """The median of some runs after a first one, or that one where it takes half a minute."""
+    """Returns the median time of some runs after a first one, or the time of the first run if that
+    exceeds half a minute."""
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     first = timer.timeit(1).median
     if first > 30:
@@ -85,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    logging.set_verbosity_error()  # of functions that are slow, which is the subject here
+    logging.set_verbosity_error()  # hides warnings about slow functions, which are measured here
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     model = make_model(options)

@@ -1,6 +1,6 @@
 """Trains an S6 classifier on handwritten digits, read as sequences of 64 pixels.
 
-The data are the 1797 digits of 8 x 8 pixels that scikit-learn ships (UCI "Optical Recognition of
+The data are the 1797 digits of 8 x 8 pixels that scikit-learn includes (UCI "Optical Recognition of
 Handwritten Digits"): nothing is downloaded. One call takes about two minutes on two CPU cores:
 
     python examples/train_digits.py
@@ -22,7 +22,7 @@ from selective_scan import S6
 
 
 class DigitClassifier(nn.Module):
-    """A sequence of pixels, each with its position, through S6 layers; the mean gives the digit."""
+    """Classifies a sequence of pixels: position embeddings, S6 layers, and a head on the mean."""
 
     def __init__(self, d_model: int, depth: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class DigitClassifier(nn.Module):
 
 
 def load_data(seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Training pixels, test pixels, training labels, test labels; a fifth is kept for the test."""
+    """Returns training and test pixels, training and test labels; a fifth is for testing."""
     pixels, labels = load_digits(return_X_y=True)
     parts = train_test_split(pixels / 16, labels, test_size=0.2, stratify=labels, random_state=seed)
     train_x, test_x, train_y, test_y = (torch.from_numpy(part).to(device) for part in parts)
@@ -46,7 +46,8 @@ def load_data(seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """For an optimizer: parameters that are marked as the poles and skips of S6 do not decay."""
+    """Returns an optimizer's parameter groups. Parameters with the mark of S6's poles and skips do
+    not decay."""
     decaying, others = [], []
     for parameter in model.parameters():
         is_marked = getattr(parameter, "_no_weight_decay", False)
@@ -98,7 +99,7 @@ def draw(
     accuracy: float,
     path: str,
 ) -> None:
-    """Saves the loss curve beside 20 test digits; the misclassified come first, in red."""
+    """Saves the loss curve and 20 test digits; the misclassified ones come first, in red."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
 

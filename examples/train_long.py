@@ -1,8 +1,8 @@
 """Trains a byte-level model on long documents, whose sequences are split over several processes.
 
-The text is the source code of the Python standard library, one file after the other: nothing is
+The text is the source code of the Python standard library, one file after another: nothing is
 downloaded. Each process has a part of the steps of every sequence, on a CPU core with gloo or on a
-GPU with NCCL. Called again after it was killed, the program goes on from its last checkpoint:
+GPU with NCCL. If the program was killed, calling it again continues from its last checkpoint:
 
     torchrun --standalone --nproc-per-node 2 examples/train_long.py
     torchrun --standalone --nproc-per-node 2 examples/train_long.py --check --steps 5
@@ -27,7 +27,7 @@ from selective_scan.distributed import parallelize
 
 
 class ByteModel(nn.Module):
-    """Predicts the byte behind each byte."""
+    """Predicts the byte after each byte."""
 
     def __init__(self, d_model: int, depth: int) -> None:
         super().__init__()
@@ -41,14 +41,15 @@ class ByteModel(nn.Module):
 
 
 def load_text() -> torch.Tensor:
-    """The bytes of the standard library's modules, in the order of their names."""
+    """Returns the bytes of the standard library's modules, in the order of their names."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = b"".join(path.read_bytes() for path in files)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def draw_batch(text: torch.Tensor, args: argparse.Namespace, step: int) -> torch.Tensor:
-    """(batch, seqlen + 1): that of a step is the same on every rank and in every run."""
+    """Returns the tokens of a step, (batch, seqlen + 1), which are the same on every rank and in
+    every run."""
     random = torch.Generator().manual_seed(args.seed + step)
     begins = torch.randint(len(text) - args.seqlen, (args.batch_size,), generator=random)
     return torch.stack([text[begin : begin + args.seqlen + 1] for begin in begins])
@@ -60,13 +61,13 @@ def make_model(args: argparse.Namespace, device: torch.device) -> ByteModel:
 
 
 class Training:
-    """A model, its optimizer, and how many steps it has taken.
+    """A model, its optimizer, and the number of steps taken.
 
     Args:
-        args: the program's.
-        model: as `make_model` gives it, or parallel.
-        device: of the model.
-        rank, ranks: which part of a sequence this process has, of how many.
+        args: the program's arguments.
+        model: the result of `make_model`, possibly parallelized.
+        device: the model's device.
+        rank, ranks: the part of a sequence that this process has, and the number of parts.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Training:
         self.step = 0
 
     def take_step(self, text: torch.Tensor) -> float:
-        """The loss of all steps of the sequences, before the parameters change."""
+        """Takes a training step; returns the loss over all steps of the sequences before it."""
         batch = draw_batch(text, self.args, self.step).to(self.device)
         tokens, targets = (
             part.tensor_split(self.ranks, dim=1)[self.rank]
@@ -93,7 +94,7 @@ class Training:
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         loss = loss / (self.args.batch_size * self.args.seqlen)
         self.optimizer.zero_grad()
-        (self.ranks * loss).backward()  # DistributedDataParallel takes the ranks' mean
+        (self.ranks * loss).backward()  # DistributedDataParallel averages over the ranks
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
@@ -103,7 +104,7 @@ class Training:
         return total.item()
 
     def save(self, path: Path) -> None:
-        """All at once: who is killed on the way leaves the checkpoint before."""
+        """Saves a checkpoint atomically: if the process is killed, the previous one remains."""
         if self.rank > 0:
             return
         unfinished = path.with_suffix(".unfinished")
@@ -123,7 +124,7 @@ class Training:
 
 
 def train(training: Training, text: torch.Tensor) -> list[float]:
-    """The losses of the steps that were left."""
+    """Takes the remaining steps and returns their losses."""
     args, losses = training.args, []
     tokens = args.batch_size * args.seqlen
     hide = training.rank > 0
@@ -140,7 +141,7 @@ def train(training: Training, text: torch.Tensor) -> list[float]:
 
 
 def compare(losses: list[float], args: argparse.Namespace, text: torch.Tensor, device) -> None:
-    """Prints the losses beside those of one process with whole sequences."""
+    """Prints the losses next to those of one process with whole sequences; fails if they differ."""
     alone = train(Training(args, make_model(args, device), device), text)
     print("step  all ranks  one rank")
     for step, (ours, theirs) in enumerate(zip(losses, alone, strict=True), 1):
@@ -208,8 +209,8 @@ def main() -> None:
         if args.check:
             compare(losses, args, text, device)
     dist.barrier()
-    # If DistributedDataParallel were the last to hold the group, its end could wait for gloo's
-    # threads while these wait for the interpreter.
+    # If DistributedDataParallel held the last reference to the group, its destruction could wait
+    # for gloo's threads while these wait for the interpreter.
     del training
     dist.destroy_process_group()
 

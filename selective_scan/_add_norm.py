@@ -1,5 +1,8 @@
-"""The RMS norm of a sum as one node of autograd: what lies between two layers of a stack is read
-once and written once, the sum in the residual's dtype and the norm in the next product's."""
+"""The residual addition and the RMS norm between two layers of a stack, as one autograd node.
+
+The tensors are read once and written once: the sum in the residual's dtype, the norm in the dtype
+of the product that follows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ._ops import ops
 from ._plain_mixer import has_no_hooks, has_plain_weights
 from .mamba_inner import OPAQUE_TYPES
 
-# Of a row that the kernels of a device take; csrc/cuda/launch.h has the same.
+# The longest row that each device's kernels support; csrc/cuda/launch.h has the same limit.
 _MOST_CHANNELS = {"cpu": None, "cuda": 8192}
 
 
@@ -30,22 +33,22 @@ def add_rms_norm(
     dtype: torch.dtype,
     total_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The norm of hidden + residual over the last dimension, and the sum.
+    """Returns the RMS norm of hidden + residual over the last dimension, and the sum.
 
-    Arithmetic is float32, or float64 where any tensor is, and the norm is of the sum before it is
-    rounded. The kernels run eager calls; all others are made of PyTorch's parts, which compilers
-    fuse with what is around them, and which can be differentiated any number of times.
+    Arithmetic is float32, or float64 if any tensor is float64, and the norm is taken of the
+    unrounded sum. Eager calls run the kernels. All other calls are composed of PyTorch ops, which
+    compilers fuse with their surroundings and which can be differentiated any number of times.
 
     Args:
         hidden: (..., channels).
         residual: shaped like hidden, or None.
         weight: (channels,).
         eps: added to the mean square.
-        dtype: of the norm.
-        total_dtype: of the sum; None: it is not wanted.
+        dtype: the dtype of the norm.
+        total_dtype: the dtype of the sum, or None if the caller does not need the sum.
 
     Returns:
-        (normed, total); total is hidden itself where nothing is added and the dtype stays.
+        (normed, total); total is hidden itself if nothing is added and the dtype stays the same.
     """
     if not _is_one_node(hidden, residual, weight):
         total = hidden
@@ -60,7 +63,7 @@ def add_rms_norm(
         or weight.requires_grad
         or (residual is not None and residual.requires_grad)
     ):
-        if total_dtype is None:  # the backward pass wants it
+        if total_dtype is None:  # the backward pass needs the sum
             total_dtype = _sum_dtype(hidden, residual)
         return _apply(*given, total_dtype)
     is_made = residual is not None or total_dtype != hidden.dtype
@@ -69,7 +72,7 @@ def add_rms_norm(
 
 
 def _is_one_node(hidden: Tensor, residual: Tensor | None, weight: Tensor) -> bool:
-    """Whether the call is an eager one of tensors that the kernels take."""
+    """Returns whether this is an eager call on tensors that the kernels support."""
     device_type = hidden.device.type
     most = _MOST_CHANNELS.get(device_type)
     return (
@@ -111,7 +114,8 @@ class _AddNorm(torch.autograd.Function):
         made_dtype = total_dtype if is_made else None
         normed, total = _run_forward(hidden, residual, weight, eps, dtype, made_dtype)
         if not is_made:
-            # A result as well, so that its gradient comes here and is added in the kernel.
+            # hidden is returned as a second result so that its gradient arrives at this node, where
+            # the kernel adds it.
             total = hidden
             if not ctx.needs_input_grad[0]:
                 ctx.mark_non_differentiable(total)
@@ -129,7 +133,8 @@ class _AddNorm(torch.autograd.Function):
             dtype if is_needed else None
             for dtype, is_needed in zip(ctx.dtypes, needed[:2], strict=True)
         )
-        # What is differentiated again, or maps over several cotangents, is to see the parts.
+        # A pass that is differentiated again, or that maps over several cotangents, needs the
+        # composition of PyTorch ops.
         if (
             dnormed is None
             or torch.is_grad_enabled()
@@ -165,12 +170,12 @@ def _differentiate(
     dnormed: Tensor | None,
     dtotal: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the sum and the weight by those of the parts."""
+    """Returns the gradients of the sum and of the weight by differentiating the composition."""
     if dnormed is None:
         return dtotal, None
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Through the sum itself the pass would go on to the weight of the node that made it.
+        # With the sum itself, autograd would continue to the weight through the node that made it.
         own = total.view_as(total) if total.requires_grad else total.detach().requires_grad_()
         weight = weight.view_as(weight)
         tensors = [own, weight] if weight.requires_grad else [own]
@@ -188,12 +193,12 @@ def _normed(total: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Te
 
 
 class JoinedNorms(NamedTuple):
-    """The norms of a stack, each of which may be run with the addition in front of it.
+    """The norms of a stack, each of which can run fused with the residual addition before it.
 
     Attributes:
-        weights, eps: of the norms.
-        dtype: of the stream.
-        product_dtype: of what a layer's input projection takes.
+        weights, eps: the norms' parameters, in the order of the stack.
+        dtype: the dtype of the residual stream.
+        product_dtype: the dtype of the inputs of the layers' input projections.
     """
 
     weights: Sequence[Tensor]
@@ -202,13 +207,14 @@ class JoinedNorms(NamedTuple):
     product_dtype: torch.dtype
 
     def in_front(self, place: int, hidden: Tensor, residual: Tensor | None) -> tuple:
-        """What a layer takes, and the stream to which the next norm adds its output."""
+        """Returns a layer's normalized input, and the stream to which the next norm adds the
+        layer's output."""
         total_dtype = _sum_dtype(hidden, residual)
         given = (hidden, residual, self.weights[place], self.eps[place])
         return add_rms_norm(*given, self.product_dtype, total_dtype)
 
     def behind(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        """The last norm, of the stream behind all layers."""
+        """Applies the last norm, to the stream after all layers."""
         given = (hidden, residual, self.weights[-1], self.eps[-1])
         return add_rms_norm(*given, self.dtype, None)[0]
 
@@ -216,8 +222,11 @@ class JoinedNorms(NamedTuple):
 def join_norms(
     norms: Collection[nn.Module], projections: Collection[nn.Module], x: Tensor
 ) -> JoinedNorms | None:
-    """The norms of a stream that begins with x, some of them in front of input projections; None
-    where one of these modules or the call is not plain, so that the modules are to be called."""
+    """Returns the norms of a residual stream that begins with x, some of which feed `projections`.
+
+    Returns None if one of these modules or the call is not plain, so that the modules must be
+    called.
+    """
     if (
         not _pytorch.is_plain_call()
         or type(x) not in OPAQUE_TYPES
@@ -233,7 +242,7 @@ def join_norms(
     ):
         return None
     dtype, autocast_dtype = x.dtype, autocast_dtype_of(x.device)
-    # Autocast has norms give float32 on some devices, whatever they are given.
+    # On some devices, autocast makes norms return float32 for every input dtype.
     dtypes = {weight.dtype for weight in weights} | {it.weight.dtype for it in projections}
     if dtypes != {dtype} or (autocast_dtype is not None and dtype != torch.float32):
         return None

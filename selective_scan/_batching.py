@@ -1,7 +1,7 @@
-"""How an op maps over one dimension more, for torch.func.vmap and for batched gradients.
+"""How an op maps over an additional dimension, for torch.func.vmap and for batched gradients.
 
-Where sequences are mapped and what they share is not, the mapped dimension joins the op's batch,
-and one call serves all entries. Otherwise there is a call for each entry.
+If the sequences are mapped and the tensors that they share are not, the mapped dimension joins the
+op's batch, and one call serves all entries. Otherwise the op is called for each entry.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class BatchingRule:
     """The batching rule of a forward op.
 
     Args:
-        table: what checks the tensors of one entry.
-        results: what the op returns.
+        table: the checks for the tensors of one entry.
+        results: the declarations of the op's results.
         op: the op.
     """
 
@@ -53,14 +53,14 @@ class BatchingRule:
         *,
         is_separate: bool,
     ) -> tuple[object, object]:
-        """The results for all entries, and which of their dimensions is the mapped one.
+        """Returns the results for all entries, and the mapped dimension of each result.
 
         Args:
-            op: the op, or what has its derivative.
+            op: the op, or an autograd function that calls it.
             size: the number of entries.
             in_dims: the mapped dimension of each value.
             values: all arguments of the op.
-            is_separate: whether each entry must have saved states of its own.
+            is_separate: whether each entry must have its own saved states.
         """
         given = dict(zip(self._names, values, strict=True))
         mapped = {n: dim for n, dim in zip(self._names, in_dims, strict=True) if dim is not None}
@@ -81,7 +81,7 @@ class BatchingRule:
         def is_served(argument: TensorArgument) -> bool:
             if axes[argument.name] is not None:
                 return True
-            # Indices without a batch may count the rows of one.
+            # Indices that have no batch dimension may count the rows of a batch.
             return argument.name not in mapped and argument.has_gradient
 
         if is_separate or written or not all(map(is_served, present)):
@@ -93,7 +93,7 @@ class BatchingRule:
                 given[name] = _join(given[name], mapped.get(name), axis, size)
 
         def separate(result: Tensor, dims: Dims | None) -> tuple[Tensor | None, int | None]:
-            if dims is None:  # Of states of the whole batch no separate gradients can be made.
+            if dims is None:  # Saved states of the whole batch cannot serve separate gradients.
                 return None, None
             axis = dims.index(_BATCH)
             return result.unflatten(axis, (size, result.shape[axis] // size)), axis
@@ -119,7 +119,7 @@ def map_one_by_one(
 def _map_nothing(
     map_over: Callable[[Sequence], tuple], in_dims: Sequence[int | None], values: Sequence
 ) -> tuple[object, object]:
-    """No call has zero entries, so there is one of zeros for the time of the call."""
+    """Maps over zero entries by calling the op on one entry of zeros and dropping its results."""
 
     def with_one(value: object, dim: int | list | None) -> object:
         if dim is None:
@@ -143,7 +143,8 @@ def _map_nothing(
 def _each(
     what: Callable[[Tensor, object], tuple], results: object, others: Sequence
 ) -> tuple[object, object]:
-    """what() of every result that is there, as the results came: several, one, or none."""
+    """Applies what() to every result that is not None and keeps the structure of the results: a
+    tuple, one tensor, or None."""
     if isinstance(results, Tensor):
         return what(results, others[0])
     if results is None:
@@ -154,25 +155,26 @@ def _each(
 
 
 def _batch_axis(argument: TensorArgument, tensor: Tensor) -> int | None:
-    """Which dimension of one entry's tensor is the batch, None if it has none."""
+    """Returns the batch dimension of one entry's tensor, None if it has none."""
     dims = by_batch(argument.dims_of(tensor))
     return dims.index(_BATCH) if _BATCH in dims else None
 
 
 def by_batch(dims: Dims) -> Dims:
-    """Sequences are the batch where no indices tell them apart, and with these it is not joined."""
+    """Renames "sequences" to "batch". They are the same unless indices such as cu_seqlens are
+    given, and calls with indices are not joined."""
     return tuple(_BATCH if dim == "sequences" else dim for dim in dims)
 
 
 def _entry(value: object, dim: int | list | None, index: int) -> object:
-    """Takes an entry of a tensor, or of each in a list."""
+    """Selects an entry of a tensor, or of each tensor of a list."""
     if isinstance(dim, list | tuple):
         return [_entry(*pair, index) for pair in zip(value, dim, strict=True)]
     return value if dim is None else value.select(dim, index)
 
 
 def _join(tensor: Tensor, dim: int | None, axis: int, size: Size) -> Tensor:
-    """All entries' tensor, behind one another along the batch."""
+    """Concatenates all entries of a tensor along the batch."""
     if dim is None:
         tensor = tensor.unsqueeze(axis).expand(*tensor.shape[:axis], size, *tensor.shape[axis:])
     else:

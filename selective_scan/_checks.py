@@ -1,10 +1,10 @@
-"""What is checked of one tensor of a call, and what follows from all of them.
+"""The checks of a single tensor, and the properties that follow from all tensors of a call.
 
-csrc/torch checks the same in the same order, with the same sentences: tensor_checks.cpp one tensor,
-checked_call.cpp what tables say. These serve where that does not run: in the references and in
-the fake kernels of torch.compile, and for what only Python can see.
+csrc/torch runs the same checks in the same order with the same messages: tensor_checks.cpp those of
+one tensor, checked_call.cpp those of tables. The functions here serve calls that do not reach C++
+(the references, and the fake kernels of torch.compile) and properties that only Python can see.
 
-Sizes may be symbolic: they are compared, and turned into text only for an error.
+Sizes may be symbolic: they are only compared, and converted to text only for an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COMPLEX = (torch.complex64, torch.complex128)
 INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 _DOUBLE = (torch.float64, torch.complex128)
-MAX_WIDTH = 8  # of the convolution, as in csrc/core/conv_params.h
-# The least and the largest sizes of dimensions; None is any.
+MAX_WIDTH = 8  # the widest convolution, as in csrc/core/conv_params.h
+# The smallest and the largest size of a dimension; None means no limit.
 LIMITS = {"dstate": (1, None), "width": (1, MAX_WIDTH), "sequences+1": (1, None)}
 ELLIPSIS = "..."
 
@@ -32,8 +32,8 @@ Dtypes = tuple[torch.dtype, ...]
 
 
 class Expression(NamedTuple):
-    """What a dimension's name means, such as "seqlen", "2*seqlen", "sequences+1", "width-1": the
-    sum of some sizes, each times a factor, and of a constant."""
+    """The size that a dimension's name stands for, such as "seqlen", "2*seqlen", "sequences+1" or
+    "width-1": a sum of sizes, each times a factor, plus a constant."""
 
     terms: dict[str, int]
     constant: int
@@ -50,7 +50,7 @@ class Expression(NamedTuple):
         return cls(terms, constant)
 
 
-EXPRESSIONS: dict[str, Expression] = {}  # of the dimensions of all tables
+EXPRESSIONS: dict[str, Expression] = {}  # by dimension name, for all tables
 
 
 def fail(message: str) -> NoReturn:
@@ -58,29 +58,29 @@ def fail(message: str) -> NoReturn:
 
 
 class Call:
-    """The tensors of a call by name, and what follows from them.
+    """The tensors of a call by name, and the properties that follow from them.
 
     Attributes:
-        tensors: those that are there.
+        tensors: the tensors that are given (not None).
         options: the other arguments, by name.
-        anchor: the name of that on whose device the others are.
-        sizes: of the dimensions by name, as far as shapes were checked; "..." is a tuple of sizes.
-        equal_sizes: pairs of dimensions, of which the first is as large as the second.
-        is_complex: whether the state is.
-        compute_dtype: of all arithmetic: float32, or float64 if any tensor is float64 or
+        anchor: the name of the tensor whose device all others must share.
+        sizes: the sizes of the dimensions found so far, by name; "..." maps to a tuple of sizes.
+        equal_sizes: pairs of dimensions of equal size.
+        is_complex: whether the state is complex.
+        compute_dtype: the dtype of all arithmetic: float32, or float64 if any tensor is float64 or
             complex128.
-        state_dtype: the compute dtype, its complex counterpart if the state is complex.
+        state_dtype: the compute dtype, or its complex counterpart if the state is complex.
     """
 
     def __init__(self, tensors: dict[str, Tensor], anchor: str, complex_by: Sequence[str]) -> None:
         self.tensors = tensors
         self.anchor = anchor
         self.sizes: dict[str, int | torch.SymInt | tuple] = {}
-        self.groups: dict[str, int | torch.SymInt] = {}  # of projections with steps
+        self.groups: dict[str, int | torch.SymInt] = {}  # of variable B and C
         self.equal_sizes: Sequence[tuple[str, str]] = ()
         self.options: dict[str, object] = {}
         self.is_complex = any(tensors[name].is_complex() for name in complex_by)
-        # It is a number, since torch.compile of PyTorch 2.11 takes no bool for an index.
+        # An int, since torch.compile of PyTorch 2.11 does not accept a bool as an index.
         precision = int(any(tensor.dtype in _DOUBLE for tensor in tensors.values()))
         self.compute_dtype = SINGLE_OR_DOUBLE[precision]
         self.state_dtype = COMPLEX[precision] if self.is_complex else self.compute_dtype
@@ -89,7 +89,7 @@ class Call:
         return self.tensors[name]
 
     def check_dims(self, name: str, tensor: Tensor, dims: tuple[str, ...]) -> None:
-        """Does what the function of this name does, and finds sizes that are as large as others."""
+        """Calls the function check_dims, then fills in the sizes that equal known ones."""
         check_dims(name, tensor, dims, self.sizes)
         for dim, other in self.equal_sizes:
             if other in self.sizes:
@@ -123,7 +123,7 @@ def check_dtype(name: str, tensor: Tensor, allowed: Dtypes, remark: str = "") ->
 def check_dims(
     name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict, limits: Mapping = LIMITS
 ) -> None:
-    """Compares the tensor's sizes with those of `sizes`, and puts the others there."""
+    """Compares the tensor's sizes with the known `sizes`, and adds the unknown ones to them."""
     actual = _sizes_by_dim(tuple(tensor.shape), dims)
     fits, before = actual is not None, None
     for dim, size in actual or ():
@@ -154,7 +154,10 @@ def _fail_on_dims(name: str, tensor: Tensor, dims: tuple[str, ...], sizes: dict)
 
 
 def size_of(dim: str, sizes: dict) -> int | torch.SymInt | tuple | None:
-    """None where it is not known. Each tensor may have another number of groups."""
+    """Returns the size of a dimension, None if it is not known yet.
+
+    The number of groups is never stored, since it may differ between tensors.
+    """
     if dim in sizes:
         return sizes[dim]
     if dim not in EXPRESSIONS:
@@ -170,7 +173,7 @@ def size_of(dim: str, sizes: dict) -> int | torch.SymInt | tuple | None:
 def _agrees(
     name: str, tensor: Tensor, dim: str, size: int | torch.SymInt | tuple, sizes: dict
 ) -> bool:
-    """Whether a dimension has this size, or may have it from now on."""
+    """Returns whether a dimension has this size. A size not known yet is accepted and stored."""
     wanted = size_of(dim, sizes)
     if wanted is not None:
         return wanted == size
@@ -182,14 +185,15 @@ def _agrees(
         if len(unknown) == 1:
             rest += sum([terms[other] * sizes[other] for other in terms if other in sizes])
             factor = terms[unknown[0]]
-            if (size - rest) % factor != 0:  # of x and z
+            if (size - rest) % factor != 0:  # such as 2*dim, the channels of x and z
                 fail(f"{name} must have an even number of channels, got {tuple(tensor.shape)}")
             sizes[unknown[0]] = (size - rest) // factor
     return True
 
 
 def check_groups(name: str, groups: int | torch.SymInt, divided: str, call: Call) -> None:
-    """Checks that B or C has as many groups as the call, which share the dimension `divided`."""
+    """Checks that the groups of B or C divide the dimension `divided`, and that both have the same
+    number of groups."""
     size = call.sizes[divided]
     if groups == 0 or size % groups != 0:
         fail(f"{name} must have a number of groups that divides {divided} = {size}, got {groups}")
@@ -206,7 +210,8 @@ def check_shape_of(name: str, tensor: Tensor, other_name: str, other: Tensor) ->
 
 
 def check_changed(name: str, tensor: Tensor) -> None:
-    """Elements that share memory would have no one value."""
+    """Checks that a tensor can be changed in place: elements that share memory could not hold
+    different values."""
     shares = any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -216,9 +221,11 @@ def check_changed(name: str, tensor: Tensor) -> None:
 
 
 def check_written(name: str, tensor: Tensor) -> None:
-    """What an op changes it has to find in memory as it is: PyTorch hands it a copy of a view by
-    conj() or of an imaginary part of such, and does not write that back. A compiler cannot ask, and
-    fails on such views by itself."""
+    """Refuses to write to a lazy view, made by conj() or as the imaginary part of a conj() view.
+
+    PyTorch would pass the op a materialized copy and not write it back. Under a compiler the bits
+    cannot be queried, and the compiler itself fails on such views.
+    """
     if torch.compiler.is_compiling():
         return
     bits = {"conjugate": tensor.is_conj(), "negative": tensor.is_neg()}
@@ -228,7 +235,7 @@ def check_written(name: str, tensor: Tensor) -> None:
 
 
 def check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | None) -> None:
-    """Checks what the gradient of an argument is written into."""
+    """Checks the tensor into which the gradient of an argument is to be written."""
     if (gradient is None) != (tensor is None):
         fail(f"d{name} must be {'None' if tensor is None else 'a Tensor'} where {name} is")
     if tensor is None:
@@ -241,7 +248,7 @@ def check_given_gradient(name: str, gradient: Tensor | None, tensor: Tensor | No
 
 
 def _sizes_by_dim(shape: tuple, dims: tuple[str, ...]) -> list[tuple[str, object]] | None:
-    """Pairs of dimension and size, None where there are too few or too many."""
+    """Returns pairs of dimension and size, None if the number of dimensions does not match."""
     if dims[0] != ELLIPSIS:
         return list(zip(dims, shape, strict=True)) if len(dims) == len(shape) else None
     leading = len(shape) - (len(dims) - 1)
@@ -254,6 +261,6 @@ def tuple_text(entries: Iterable[object]) -> str:
     texts = [str(entry) for entry in entries]
     if len(texts) > 1:
         return f"({', '.join(texts)})"
-    if texts[0].startswith("("):  # the sizes of an ellipsis, which are a tuple
+    if texts[0].startswith("("):  # the sizes of an ellipsis, already formatted as a tuple
         return texts[0]
     return "(...)" if texts[0] == ELLIPSIS else f"({texts[0]},)"

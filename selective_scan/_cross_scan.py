@@ -1,5 +1,8 @@
-"""The four scans of a map as one node of autograd: where the maps are small, a GPU waits for the
-host, which makes two calls in place of eight and their views."""
+"""The four scans of a map as one autograd node.
+
+On small maps the GPU waits for the host. One node takes two op calls, forward and backward, in
+place of eight with their views.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ from ._ops import ops
 from ._selective_scan import SELECTIVE_SCAN
 from .mamba_inner import OPAQUE_TYPES
 
-# Arguments of the function in front of tensors.
+# The number of arguments before the tensors in _CrossScan.forward.
 _OPTIONS = 3
 
 
 def is_one_node(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a call of these tensors is made by the two ops: any that nothing else sees."""
+    """Returns whether the two ops serve a call of these tensors: a plain eager call on tensors of
+    PyTorch's own types, for which kernels exist."""
     return (
         _pytorch.is_plain_call()
         and SELECTIVE_SCAN.has_kernels_for(x.device.type)
@@ -33,12 +37,12 @@ def cross_scan(
     parameters: tuple[Tensor, Tensor | None, Tensor | None],
     options: tuple[bool, str],
 ) -> Tensor:
-    """Scans and adds, of arguments that were checked.
+    """Scans a map in four directions and adds the results. The arguments must have been checked.
 
     Args:
-        compose: what computes the same of parts that can be differentiated any number of times,
-            of the same arguments.
-        x: as in :func:`cross_scan_fn`, and likewise all below.
+        compose: computes the same from x, maps, parameters and options by parts that can be
+            differentiated any number of times.
+        x: as in :func:`cross_scan_fn`, like all arguments below.
         maps: delta, B and C.
         parameters: A, D and delta_bias.
         options: delta_softplus and discretization_method.
@@ -52,7 +56,7 @@ def cross_scan(
 def _scan(
     tensors: tuple[Tensor | None, ...], options: tuple[bool, str], save_states: bool
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The result, all sequences, and states."""
+    """Returns the sum of the scans, the sequences of all directions, and the saved states."""
     x, A, D, delta_bias, *maps = tensors
     delta, B, C = _by_kinds(maps)
     given = (x, delta, A, B, C, D, delta_bias, *options, save_states)
@@ -68,7 +72,8 @@ def _by_kinds(maps: Sequence[Tensor]) -> list[Sequence[Tensor]]:
 
 
 def _sum_of_directions(maps: Sequence[Tensor]) -> Tensor:
-    """Those of rows and those of columns lie alike each."""
+    """Sums the directions pairwise first, since the two scans along rows share one memory layout
+    and the two along columns another."""
     rows, columns, rows_from_end, columns_from_end = maps
     return (rows + rows_from_end) + (columns + columns_from_end)
 
@@ -88,7 +93,8 @@ class _CrossScan(torch.autograd.Function):
         num_tensors, num_sequences = ctx.counts
         saved = ctx.saved_tensors
         tensors, kept = saved[:num_tensors], saved[num_tensors:]
-        # What is differentiated again, or maps over several cotangents, is to see the parts.
+        # A pass that is differentiated again, or that maps over several cotangents, needs the
+        # composition of parts.
         if (
             torch.is_grad_enabled()
             or _pytorch.are_transforms_active()
@@ -113,10 +119,11 @@ def _differentiate(
     options: tuple[bool, str],
     dout: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by those of the parts."""
+    """Returns the gradients by differentiating the composition."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # One that is made of another, or given twice, would have the other's gradient as well.
+        # Views keep the gradients apart for tensors that are given twice or computed from each
+        # other.
         own = [None if it is None else it.view_as(it) for it in tensors]
         x, A, D, delta_bias, *maps = own
         needed = [it for it in own if it is not None and it.requires_grad]

@@ -1,4 +1,5 @@
-"""The derivative of an operator: what is kept for its backward op, and where the gradients go."""
+"""The derivative of an operator: which tensors are saved for its backward op, and to which inputs
+its gradients belong."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class Derivative:
-    """What autograd does around the backward op of an operator.
+    """The work of autograd around the backward op of an operator.
 
     Args:
-        table: the forward op's arguments, but for save_states.
-        defaults: of these, and of save_states if the op has it.
-        results: those of the forward op.
+        table: the forward op's arguments, without save_states.
+        defaults: their defaults, and that of save_states if the op has it.
+        results: the forward op's results.
         backward: the names of the backward op's arguments, in its order.
         derived: see Operator.
         gradients: the arguments whose gradients the backward op returns.
 
     Attributes:
         op: the backward op.
-        differentiable_op: the same as autograd takes it.
+        differentiable_op: an autograd function that runs the backward op.
     """
 
     op: torch._ops.OpOverload
@@ -45,7 +46,8 @@ class Derivative:
     ) -> None:
         self._defaults = defaults
         self._derived = derived
-        # The forward op's arguments and results in a row are what the backward op can be given.
+        # The backward op's arguments are picked from the row of the forward op's arguments and
+        # results.
         arguments = [*table.names, *["save_states"] * (len(defaults) - len(table.names))]
         row = [*arguments, *(result.name for result in results)]
         tensors = {argument.name for argument in table.tensors}
@@ -58,13 +60,14 @@ class Derivative:
         self._pick_saved = _picker([row.index(name) for name in saved])
         self._pick_options = _picker([row.index(name) for name in options])
         order = [kept.index(name) for name in given]
-        # The gradients that the op returns, then None.
+        # For each forward argument, the index of its gradient. Index -1 picks the None that is
+        # appended to the gradients.
         places = [gradients.index(name) if name in gradients else -1 for name in arguments]
         self._pickers = _picker(order), _picker(places)
         self._traced_pickers = _traced_picker(order), _traced_picker(places)
 
     def save(self, ctx, inputs: tuple, output: Tensor | tuple[Tensor, ...]) -> None:
-        """Keeps inputs and the states at chunk boundaries; all else is recomputed in backward."""
+        """Saves inputs and the states at chunk boundaries; backward recomputes everything else."""
         results = (output,) if isinstance(output, Tensor) else output
         row = self._arguments_and_results(inputs, results)
         ctx.save_for_backward(*self._pick_saved(row))
@@ -76,13 +79,13 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def _arguments_and_results(self, inputs: tuple, results: tuple) -> list:
-        """Those of the forward op, as the backward op is to be given them."""
+        """Returns the forward op's arguments and results in the form that the backward op takes."""
         return [*inputs, *self._defaults[len(inputs) :], *results]
 
     def found_by(self, run: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        """What autograd calls for the gradients, which `run` finds as the backward op does.
+        """Returns the function that autograd calls for the gradients; `run` is the backward op.
 
-        Compiled autograd takes functions alone, and no methods.
+        It is a plain function because compiled autograd does not accept methods.
         """
 
         def backward(ctx, *cotangents: Tensor | None) -> Gradients:
@@ -93,7 +96,7 @@ class Derivative:
     def _differentiate(
         self, run: Callable[..., Gradients], ctx, *cotangents: Tensor | None
     ) -> Gradients:
-        """Gives as many gradients as PyTorch counts inputs, which may leave out the last ones."""
+        """Returns one gradient for each input that PyTorch counts, which may omit the last ones."""
         num_inputs = len(ctx.needs_input_grad)
         cotangents = cotangents[: self.num_cotangents]
         for cotangent in cotangents:  # any() of a generator takes several times as long
@@ -104,7 +107,8 @@ class Derivative:
         is_compiling = torch.compiler.is_compiling()  # compiled autograd traces this
         order, pick_gradients = self._traced_pickers if is_compiling else self._pickers
         arguments = (*cotangents, *order((*ctx.saved_tensors, *ctx.options)))
-        # With create_graph=True the op must stay visible to autograd, so that it can refuse.
+        # With create_graph=True the op must stay visible to autograd, so that it can refuse a
+        # second derivative.
         try:
             if torch.is_grad_enabled():
                 gradients = self.differentiable_op.apply(*arguments)
@@ -120,10 +124,10 @@ class Derivative:
 
 
 def _picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
-    """What picks these entries of a row."""
+    """Returns a function that picks these entries of a row."""
     return operator.itemgetter(*indices) if len(indices) > 1 else _traced_picker(indices)
 
 
 def _traced_picker(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
-    """Makes the same for compilers, which do not see through an itemgetter."""
+    """Returns a picker for compilers, which cannot trace through an itemgetter."""
     return lambda row: tuple([row[i] for i in indices])

@@ -1,4 +1,4 @@
-"""The six discretizations, for the reference. The kernels' are in csrc/core/discretization/."""
+"""The six discretizations, for the references; the kernels' are in csrc/core/discretization/."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 
 def phi1(x: Tensor) -> Tensor:
-    """φ1(x) = (exp(x) − 1)/x, φ1(0) = 1, for real and complex x.
+    """Returns φ1(x) = (exp(x) − 1)/x, with φ1(0) = 1, for real and complex x.
 
-    Near 0 the quotient cancels, and its derivative even more. There φ1(x) = exp(h)·sinh(h)/h with
-    h = x/2, and sinh(h)/h is a series in h² that automatic differentiation keeps accurate. Each
-    branch computes with a harmless argument where the other one counts, so no gradient is NaN.
+    Near 0 the quotient suffers from cancellation, and its derivative even more. There
+    φ1(x) = exp(h)·sinh(h)/h with h = x/2, and sinh(h)/h is a series in h² whose automatic
+    derivative stays accurate. Elements that the other branch serves are replaced by a harmless
+    argument in each branch, so no gradient is NaN.
     """
     is_near = x.abs() < 1
     h = torch.where(is_near, x, 0) / 2
@@ -31,14 +32,14 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 
 
 def poles(A_log: Tensor) -> Tensor:
-    """A = −exp(A_log), in float32 unless A_log has more digits."""
+    """Returns A = −exp(A_log), in float32 unless A_log is more precise."""
     return -A_log.to(at_least_single(A_log.dtype)).exp()
 
 
 def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
-    """Δ of delta and its bias, which has delta's shape or is broadcast to it.
+    """Returns Δ from delta and its bias, which has delta's shape or is broadcast to it.
 
-    Where Δ would be infinite it is NaN: no method has a use for such a step.
+    An infinite Δ becomes NaN, since no method can use such a step.
     """
     if bias is not None:
         delta = delta + bias
@@ -50,16 +51,16 @@ def step_size(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 def steps_of_sequences(
     delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, dtype: torch.dtype
 ) -> Tensor:
-    """Δ of delta, (batch, dim, seqlen), and a bias for each channel, in `dtype`."""
+    """Returns Δ in `dtype`, from delta (batch, dim, seqlen) and a bias for each channel."""
     bias = None if delta_bias is None else delta_bias.to(dtype)[:, None]
     return step_size(delta.to(dtype), bias, delta_softplus)
 
 
 Method = Literal["zoh", "foh", "bilinear", "poly", "highorder", "rk4"]
-# What a layer may have beside these, for which there is a function of its own.
+# A layer also supports the exponential trapezoid, which has its own function.
 LayerMethod = Method | Literal["trapezoid"]
 
-# These go from the step of the input, Δ or one of its own, and x = Δ·A to (abar, bbar) in
+# Each formula maps the step of the input (Δ or input_delta) and x = Δ·A to the (abar, bbar) of
 # h[t] = abar·h[t-1] + bbar·B[t]·u[t].
 DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "zoh": lambda delta, x: (x.exp(), delta),
@@ -70,7 +71,7 @@ DISCRETIZATIONS: dict[Method, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
     "rk4": lambda delta, x: (x.exp(), delta * (1 + x / 2 + x**2 / 6 + x**3 / 24)),
 }
 
-# These have abar = exp(x).
+# The methods with abar = exp(x).
 EXPONENTIAL = {"zoh", "foh", "poly", "highorder", "rk4"}
 
 # In the order of kMethodNames in csrc/core/discretization/method.h.

@@ -1,7 +1,7 @@
-"""What torch.utils.flop_counter counts for the ops.
+"""Registers the ops' FLOP formulas with torch.utils.flop_counter.
 
-That module imports Triton, which takes longer than all of this package. So it is told when somebody
-else imports it.
+That module imports Triton, which takes longer than importing all of this package. Therefore the
+formulas are registered only when someone else imports the module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _pending: list[tuple[Callable[..., int], list[torch._ops.OpOverloadPacket]]] = [
 
 
 def register(formula: Callable[..., int], ops: Collection[torch._ops.OpOverload]) -> None:
-    """The formula is given the arguments of an op as they are, and its results as out_val."""
+    """Registers a formula, which is called with the unchanged arguments of an op and its results as
+    out_val."""
     _pending.append((formula, [op.overloadpacket for op in ops]))
     if _MODULE in sys.modules:
         _hand_over(sys.modules[_MODULE])
@@ -33,7 +34,7 @@ def _hand_over(module: ModuleType) -> None:
 
 
 class _Waiting:
-    """A finder that sees the module being imported; the others find it."""
+    """An import finder that notices the module's import and leaves finding it to the others."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""The derivative of an op as autograd takes it."""
+"""Autograd functions of the ops."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def make_function(
     map_over: Callable[..., tuple] | None = None,
     jvp: Callable[..., NoReturn] | None = None,
 ) -> type[torch.autograd.Function]:
-    """An op with a derivative as register_autograd would make it, which is slower and does not
-    support the transforms of torch.func."""
+    """Returns an autograd function of an op, as torch.library.register_autograd would make it.
+
+    The function of register_autograd is slower and does not support the transforms of torch.func.
+    """
 
     call = _pytorch.shortest_call(op)
 

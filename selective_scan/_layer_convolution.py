@@ -1,4 +1,4 @@
-"""The convolution of a Mamba layer, of any width and by whatever stands in its place."""
+"""The convolution of a Mamba layer, of any width, and by a module that replaces it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .causal_conv1d import causal_conv1d_fn
 def causal_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None = None
 ) -> Tensor:
-    """silu of the depthwise convolution of x, (batch, dim, seqlen); weight is (dim, 1, width)."""
+    """Returns silu of the depthwise causal convolution of x, (batch, dim, seqlen); weight is
+    (dim, 1, width)."""
     width = weight.shape[2]
     if width <= MAX_WIDTH:
         return causal_conv1d_fn(
@@ -24,15 +25,18 @@ def causal_convolution(
 
 
 def convolve_widely(seen: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """silu of the depthwise convolution at all steps but the first width - 1, by PyTorch's, which
-    takes more taps than ours."""
-    padded = F.pad(seen, (0, 1))  # one step more, since PyTorch's gives no empty result
+    """Returns silu of the depthwise convolution at all steps but the first width - 1, computed by
+    PyTorch, whose convolution supports more taps than this package's."""
+    padded = F.pad(seen, (0, 1))  # an extra step, since PyTorch's never returns an empty result
     return F.silu(F.conv1d(padded, weight, bias, groups=weight.shape[0])[..., :-1])
 
 
 def convolve_by(conv1d: nn.Module, seen: Tensor, history: int = 0) -> Tensor:
-    """Does the same by calling a module, which pads with width - 1 zeros on both sides, at all
-    steps but the first `history`. One that goes around in circles would see one step more."""
+    """Returns silu of a convolution module's output at all steps but the first `history`.
+
+    The module pads with width - 1 zeros on both sides. With circular padding it would also see the
+    extra step that avoids an empty result, so that step is left out.
+    """
     is_circular = getattr(conv1d, "padding_mode", "zeros") == "circular"
     padded = seen if is_circular else F.pad(seen, (0, 1))
     return F.silu(conv1d(padded)[..., history : seen.shape[-1]])

@@ -1,4 +1,4 @@
-"""What the input of a layer must be."""
+"""Checks of a layer's input."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from ._checks import REAL, check_dtype
 
 
 def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
-    # PyTorch refuses the question for a device that has no autocast.
+    # PyTorch raises an error if asked for a device type without autocast, such as meta.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
-    """The tensor, if it is (batch, seqlen, d_model) of a dtype that some layer takes. Which one a
-    layer takes is known where its projection is about to be called."""
+    """Returns the tensor if it is (batch, seqlen, d_model) of a dtype that some layer supports.
+
+    The dtype that a particular layer supports is known only when its projection is about to be
+    called.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
     if tensor.dim() != 3 or tensor.shape[2] != d_model:
@@ -31,8 +34,10 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
 
 
 def checked_factor(hidden: Tensor, weight: Tensor) -> Tensor:
-    """What an in_proj takes that is no more than its weight: products have factors of one dtype,
-    to which autocast brings all but float64."""
+    """Returns `hidden` if it can be multiplied with the weight of a plain in_proj.
+
+    Both factors of a product must have one dtype. Autocast casts them to it, except float64.
+    """
     if hidden.dtype != weight.dtype:
         remark, can_be_cast = ", as in_proj.weight has", False
         if autocast_dtype_of(hidden.device) is not None:

@@ -1,8 +1,8 @@
-"""Finding and loading the compiled libraries, and what to do where one is missing.
+"""Finds and loads the compiled libraries, and handles calls for which one is missing.
 
 `_cpu.so` holds the op schemas and the CPU kernels, `_cuda.so` the CUDA kernels. Importing the
-package never fails over them: why a library could not be loaded is kept, for `backends()` and for
-the ImportError of a call that needs it.
+package never fails because of them: the reason why a library could not be loaded is kept, for
+`backends()` and for the ImportError of a call that needs it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _BUILD_COMMANDS = {
 
 @dataclass(frozen=True)
 class Backend:
-    """What is known of one backend.
+    """The state of one backend.
 
     Attributes:
         available: whether ``backend=`` with this name works here.
-        reason: why not; None if it does.
-        path: the library, None if there is none (always so for the reference).
-        build: what the library was built from and for, as the library itself says.
+        reason: why the backend is unavailable, None if it is available.
+        path: the library's path, None if there is no library (always None for the reference).
+        build: the versions and targets of the build, as reported by the library itself.
     """
 
     available: bool
@@ -56,7 +56,7 @@ class Backend:
 
 
 class Backends(Mapping[str, Backend]):
-    """The backends by name; prints as a table."""
+    """The backends by name. Prints as a table."""
 
     def __init__(self, backends: dict[str, Backend]) -> None:
         self._backends = backends
@@ -75,32 +75,32 @@ class Backends(Mapping[str, Backend]):
         return "\n".join(f"{name:<{width}}  {backend}" for name, backend in self.items())
 
 
-# Device types that the ops have kernels for; "meta" stands for the fake kernels.
+# The device types for which the ops have kernels; "meta" stands for the fake kernels.
 devices: set[str] = set()
 
 
 class _Failure(NamedTuple):
-    """Why a library cannot be used, and whether to build it, or to build it anew, helps."""
+    """The reason why a library cannot be used, and whether building it (again) would help."""
 
     reason: str
     needs_build: bool = True
 
 
-# This says of each backend whose library is not loaded why it is not.
+# The failures of the backends whose library is not loaded.
 _failures: dict[str, _Failure] = {}
 
 
 def library_path(name: str) -> Path | None:
-    """The place of a backend's library, None if it was not built."""
+    """Returns the path of a backend's library, None if it was not built."""
     candidates = (_FOLDER / f"_{name}{suffix}" for suffix in _SUFFIXES)
     return next((path for path in candidates if path.exists()), None)
 
 
 def _load(name: str) -> _Failure | None:
-    """Loads the library of a backend; returns why that failed, None if it did not."""
+    """Loads the library of a backend; returns the failure, None if it succeeded."""
     path = library_path(name)
     if path is None and hasattr(ops, f"{name}_build_info"):
-        return None  # a hub's module of this build, which _ops.py has imported, registered its ops
+        return None  # _ops.py has imported a hub's module of this build, which registered its ops
     if path is None:
         return _Failure(
             f"not built (there is no _{name}{_SUFFIXES[0]} in {_FOLDER}){_shadowed_text()}"
@@ -116,7 +116,7 @@ def _load(name: str) -> _Failure | None:
         version = _build_info(name)["version"]
     except (OSError, RuntimeError, AttributeError) as error:
         _, is_own, refusal = str(error).rpartition("selective_scan: ")
-        if is_own:  # of an environment variable
+        if is_own:  # the library refused the value of an environment variable
             return _Failure(refusal, needs_build=False)
         loaders_own = error.__cause__ or error  # PyTorch 2.13 names the path alone
         return _Failure(f"failed to load {path}: {loaders_own}")
@@ -127,8 +127,10 @@ def _load(name: str) -> _Failure | None:
 
 
 def _unfit_driver() -> str | None:
-    """What the CUDA library lacks where the driver is of an older major version of CUDA. That of
-    PyTorch's own CUDA is of no matter, since the library has a CUDA runtime of its own."""
+    """Returns a message if the driver's major version of CUDA is older than the library's.
+
+    PyTorch's CUDA version does not matter, since the library contains its own CUDA runtime.
+    """
     wanted = _build_info("cuda")["cuda"].partition(".")[0]
     driver = ops.cuda_driver_version()  # such as 12040; 0 without a driver
     if not 0 < driver // 1000 < int(wanted):
@@ -140,7 +142,8 @@ def _unfit_driver() -> str | None:
 
 
 def _shadowed_text() -> str:
-    """Says so where a source folder hides an installation, as it does where Python starts in it."""
+    """Returns a remark if the source folder hides an installation, which happens when Python is
+    started in that folder."""
     try:
         files = metadata.distribution("torch-selective-scan")
     except metadata.PackageNotFoundError:
@@ -162,7 +165,7 @@ def _load_libraries() -> None:
             devices.add(name)
         else:
             _failures[name] = failure
-    if "cpu" in devices:  # with its schemas, each Operator registers fake kernels
+    if "cpu" in devices:  # it has the schemas, for which each Operator registers fake kernels
         devices.add("meta")
         _memory.register()
     if _environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK"):
@@ -170,11 +173,11 @@ def _load_libraries() -> None:
 
 
 def backends() -> Backends:
-    """Says which backends this installation has.
+    """Returns the state of this installation's backends.
 
     Returns:
         A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`.Backend`: whether it
-        is available and if not why, the library's path, and what it was built for.
+        is available, if not why, the library's path, and the targets it was built for.
 
     Example:
         >>> import selective_scan
@@ -193,7 +196,7 @@ def backends() -> Backends:
     return Backends(result)
 
 
-# --- where a library is missing -------------------------------------------------------------------
+# --- calls whose library is missing ---------------------------------------------------------------
 
 
 def _environment_switch(name: str) -> bool:
@@ -208,21 +211,21 @@ _warned: set[tuple[object, ...]] = set()
 
 
 def warn_once(text: str, *arguments: object) -> None:
-    """Logs a warning, unless the same was logged before."""
+    """Logs a warning, unless the same one was logged before."""
     if (text, *arguments) not in _warned:
         _warned.add((text, *arguments))
         logger.warning(text, *arguments)
 
 
 def allow_fallback(allowed: bool = True) -> None:
-    """Lets ``backend="auto"`` use the PyTorch reference where the library for a device is missing.
+    """Lets ``backend="auto"`` use the PyTorch reference if the library for a device is missing.
 
     By default such a call raises an ImportError, since the reference is slower by orders of
     magnitude. The first call that falls back logs a warning to the logger ``"selective_scan"``. The
-    environment variable ``SELECTIVE_SCAN_ALLOW_FALLBACK=1`` does the same from the start.
+    environment variable ``SELECTIVE_SCAN_ALLOW_FALLBACK=1`` allows the fallback from the start.
 
     Args:
-        allowed: whether to; False goes back to the error.
+        allowed: whether calls may fall back; False restores the error.
 
     Raises:
         TypeError: `allowed` is not a bool.
@@ -237,7 +240,7 @@ def allow_fallback(allowed: bool = True) -> None:
         raise TypeError(f"selective_scan: allowed must be a bool, got {type(allowed).__name__}")
     _fallback_allowed = allowed
     if allowed:
-        # torch.compile cannot trace logging; so it calls this while it traces instead.
+        # torch.compile cannot trace logging, so it calls this function once while tracing.
         torch.compiler.assume_constant_result(_warn_of_fallback)
 
 
@@ -250,7 +253,7 @@ def _warn_of_fallback(device: str) -> None:
 
 
 def handle_missing_kernels(device: str, backend: str) -> None:
-    """Returns if the reference may serve a call whose device has no kernels, else raises."""
+    """Returns if the reference may serve a call whose device has no kernels; raises otherwise."""
     if backend == "auto" and _fallback_allowed:
         _warn_of_fallback(device)
         return

@@ -1,5 +1,5 @@
-"""What a layer may have of Mamba-3: steps that take their input from both ends, states that rotate,
-and norms and biases of B and C."""
+"""The parts of Mamba-3 that a layer supports: steps that take their input from both ends (the
+exponential trapezoid), rotating states, and norms and biases of B and C."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Sizes(NamedTuple):
-    """How many channels of x_proj go to what: the first three are those of any layer.
+    """The split of x_proj's output channels. Every layer has the first three parts.
 
     Attributes:
         dt, B, C: dt_rank, d_state, d_state.
-        mix: to mix_proj, dt_rank where the method is the trapezoid.
-        turns: the angle of every pair of states, d_state/2 where they rotate.
+        mix: the input of mix_proj, dt_rank channels if the method is the trapezoid, else 0.
+        turns: the angle of every pair of states, d_state/2 channels if states rotate, else 0.
     """
 
     dt: int
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 def add_parts(mixer: MambaMixer, where: dict[str, object]) -> None:
-    """Gives a layer its parts of this file, by the names that Mamba-3 has for them."""
+    """Adds the modules and parameters that this file needs to a layer, under Mamba-3's names."""
     sizes = mixer.sizes
     if sizes.mix:
         mixer.mix_proj = nn.Linear(sizes.mix, mixer.d_inner, **where)
@@ -69,8 +69,10 @@ def scan_as_mamba3(
     cu_seqlens: Tensor | None,
     cache: MixerCache | None,
 ) -> Tensor:
-    """What such a layer computes between its convolution and out_proj, of x, (batch, d_inner,
-    seqlen); from where the cache is, if there is one."""
+    """Computes the part of such a layer between its convolution and out_proj.
+
+    x is (batch, d_inner, seqlen). If there is a cache, the scan continues from its states.
+    """
     dt, B, C, mix, turns = mixer.x_proj(x.transpose(1, 2)).split_with_sizes(mixer.sizes, -1)
     delta, delta_bias = project_steps(mixer.dt_proj, dt)
     return _scan(
@@ -87,11 +89,11 @@ def scan_as_mamba3(
 
 
 def _normed(norm: nn.Module, rows: Tensor, bias: Tensor) -> Tensor:
-    """B or C, (batch, d_state, seqlen), in float32 at least."""
+    """Returns the normalized B or C, (batch, d_state, seqlen), in at least float32."""
     return (_widened(norm(rows.to(bias.dtype))) + bias).transpose(1, 2)
 
 
-# What looks at its arguments stays one node in a graph of torch.fx.
+# Functions that inspect their arguments stay one node in a torch.fx graph.
 
 
 @fx.wrap
@@ -151,8 +153,11 @@ def _scan(
 def _angles_of_steps(
     turns: Tensor, delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool
 ) -> Tensor:
-    """(batch, d_state/2, seqlen), each within ±π times the mean of the channels' steps, since all
-    channels have the same B and C."""
+    """Returns the angle of each pair of states at each step, (batch, d_state/2, seqlen).
+
+    An angle is within ±π times the mean of the channels' step sizes: one mean, since all channels
+    share B and C.
+    """
     dtype = torch.promote_types(at_least_single(turns.dtype), delta.dtype)
     steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
     return math.pi * turns.to(dtype).tanh() * steps.mean(1, keepdim=True)
@@ -161,7 +166,10 @@ def _angles_of_steps(
 def _sums(
     turns: Tensor, reverse: bool, cu_seqlens: Tensor | None, cache: MixerCache | None
 ) -> Tensor:
-    """The angles up to each step, in ±2π; float64 lets a sum of any length be exact enough."""
+    """Returns the sum of the angles up to each step, reduced to ±2π.
+
+    float64 keeps the sum accurate enough for sequences of any length.
+    """
     sums = diagonal_scan_fn(
         turns.new_ones(1, dtype=torch.float64),
         turns.double(),

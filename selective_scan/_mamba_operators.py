@@ -1,4 +1,4 @@
-"""What lies between a Mamba layer's projections as an Operator: what its ops take and return."""
+"""The Operator of everything between a Mamba layer's projections: its arguments and results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._table import (
 
 
 def _check_x_proj_weight(call: Call) -> None:
-    """It has rows for dt, and for the states of those of B and C that are not given."""
+    """Checks that x_proj_weight has rows for dt, and for B and C unless they are given."""
     sizes = dict(call.sizes)
     states = "2*dstate" if call.is_complex else "dstate"
     parts = ["dt_rank", *[states] * sum(name not in call.tensors for name in "BC")]
@@ -38,7 +38,8 @@ def _check_x_proj_weight(call: Call) -> None:
 
 
 def _check_relations(call: Call) -> None:
-    """csrc/torch/mamba_inner.cpp checks the same, in the same words."""
+    """Checks arguments against each other; csrc/torch/mamba_inner.cpp has the same checks and
+    messages."""
     _check_x_proj_weight(call)
     if "out_proj_bias" in call.tensors and "out_proj_weight" not in call.tensors:
         fail("out_proj_bias must be None where out_proj_weight is None")
@@ -54,7 +55,8 @@ def _check_relations(call: Call) -> None:
 
 
 def _projected_states(projection: str) -> Shape:
-    """What belongs to B or C, with both components of complex ones."""
+    """Returns the shape of a bias or norm weight of B or C, which has two entries for each complex
+    state."""
 
     def refuse_beside(name: str, _tensor: Tensor, call: Call) -> None:
         if projection in call.tensors:
@@ -67,12 +69,12 @@ _CHANNELS = ("dim",)
 _ROWS = ("batch", "seqlen", "dim")
 _ROWS_OUT = ("batch", "seqlen", "d_model")
 _XZ = ("batch", "2*dim", "seqlen")
-# Without an output projection the rows that it would take are the result.
+# Without an output projection the result is the rows that would enter it.
 _EQUAL_SIZES = {"cu_seqlens": ("sequences", "batch"), "out_proj_weight": ("d_model", "dim")}
 
-# Those of a layer, whatever it is made of. Where A_b is given there is a second scan, by these
-# poles, from the last step to the first. With reverse there is this one alone, and the convolution,
-# too, looks at the steps to come.
+# The arguments of a layer, whether it runs as an op or as a composition. If A_b is given, a second
+# scan with these poles runs from the last step to the first. With reverse the only scan runs in
+# that direction, and the convolution also looks at the following steps.
 LAYER_ARGUMENTS = Table(
     TensorArgument("xz", REAL, _XZ),
     TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
@@ -105,7 +107,8 @@ LAYER_ARGUMENTS = Table(
     relations=_check_relations,
 )
 Layer = namedtuple("Layer", LAYER_ARGUMENTS.names, defaults=LAYER_ARGUMENTS.defaults)
-# The tensors that a layer lacks that is an op: it is real, and takes B and C from x as they are.
+# The tensors that the op of a layer does not support: the op is real, and takes B and C from x
+# unchanged.
 ABSENT_FROM_OP = (
     *("B", "C", "B_proj_bias", "C_proj_bias"),
     *("b_rms_weight", "c_rms_weight", "dt_rms_weight"),
@@ -114,7 +117,7 @@ ABSENT_FROM_OP = (
 # --- the ops --------------------------------------------------------------------------------------
 
 _INPUT = ("batch", "seqlen", "d_input")
-# With in_proj_weight A is A_log.
+# If in_proj_weight is given, A is A_log.
 _LOGARITHM_OR_POLES = Cases((Case(REAL, given="in_proj_weight"), Case(POLE_DTYPES)))
 _OF_OP = {
     "xz": TensorArgument("xz", REAL, Shape((_INPUT,), where="in_proj_weight", otherwise=(_XZ,))),
@@ -148,7 +151,7 @@ def products_dtype(call: Call) -> torch.dtype:
 
 
 def residual_dtypes(product_dtype: torch.dtype) -> Dtypes:
-    """What is added to out, which has this dtype, must not make it less precise."""
+    """Returns the dtypes that a residual may have, which must be no less precise than out."""
     wide = at_least_single(product_dtype)
     return (product_dtype,) if wide == product_dtype else (product_dtype, wide)
 
@@ -159,8 +162,8 @@ def _out_dtype(call: Call) -> torch.dtype:
 
 
 def states_dtype(call: Call) -> torch.dtype:
-    """The dtype of the scan's states, which weights of the convolution and products do not
-    decide."""
+    """Returns the dtype of the scan's states. The weights of the convolution and of the products do
+    not affect it."""
     names = ("A", "A_b", "D", "delta_bias")
     given = [call.tensors[name].dtype for name in names if name in call.tensors]
     is_double = torch.float64 in (products_dtype(call), *given)
@@ -184,8 +187,11 @@ def _keeps_all(call: Call) -> bool:
 
 
 class _LayerDerivative(Derivative):
-    """That of a layer, whose backward op is given the layer's input as it was cast, in place of xz,
-    and leaves to autograd what is as simple as the residual's gradient: that of out."""
+    """The derivative of a layer.
+
+    Its backward op is given the cast copy of the layer's input, if there is one, in place of xz. It
+    does not return the gradient of the residual, which is that of out.
+    """
 
     def _arguments_and_results(self, inputs: tuple, results: tuple) -> list:
         row = super()._arguments_and_results(inputs, results)
@@ -208,7 +214,7 @@ class _LayerOperator(Operator):
     _has_defaults = False
 
     def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
-        # The residual, which decides about out, is not among the backward op's arguments.
+        # The residual, which determines the dtype of out, is not passed to the backward op.
         return REAL if result.name == "out" else super()._gradient_dtypes(result, call)
 
 
@@ -239,14 +245,14 @@ _RESIDUAL_PLACE = len(_arguments().names)
 
 
 def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> Operator:
-    """The operator of a layer whose ops have this name.
+    """Returns the operator of a layer whose ops have this name.
 
-    In C++, since a small layer waits for the host. With in_proj_weight, xz is the layer's input,
-    (batch, seqlen, d_input), and A is A_log. The residual is added to out.
+    The ops are written in C++, since host time bounds small layers. If in_proj_weight is given, xz
+    is the layer's input, (batch, seqlen, d_input), and A is A_log. The residual is added to out.
 
     Args:
-        own: arguments behind the residual, which the backward op is given, too.
-        kept: results that it is given besides.
+        own: additional arguments after the residual, which the backward op is given as well.
+        kept: additional results that the backward op is given.
     """
     states = {"dims": ("saved values",), "dtype": states_dtype, "chunk": "state_chunk"}
     results = [
@@ -279,7 +285,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         backward=f"dout {' '.join(given)}",
         derived={Option("xz_dtype", REAL): lambda inputs: inputs[0].dtype},
         function_arguments=LAYER_ARGUMENTS,
-        reference="" if own else None,  # which knows nothing of ranks
+        reference="" if own else None,  # the reference does not support several ranks
         backward_arguments=_arguments(*own),
         gradient_like={"xz": _allocate_dxz},
         has_batching_rules=False,

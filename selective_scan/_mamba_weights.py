@@ -1,4 +1,4 @@
-"""Weights of Mamba models elsewhere, by the names that mamba_ssm and transformers give them."""
+"""Reads weights of Mamba models under the names that mamba_ssm and transformers give them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._plain_mixer import is_of_neighbours
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
-NORM_EPS = 1e-5  # of S6's norms, as of the others' unless they are told otherwise
-# What a layer of S6 may have, which is called alike here and elsewhere.
+NORM_EPS = 1e-5  # the eps of S6's norms, and the default of mamba_ssm and transformers
+# The parameters that a layer of S6 may have, whose names are the same in those packages.
 LAYER_NAMES = frozenset(
     (
         *("norm.weight", "in_proj.weight", "in_proj.bias", "conv1d.weight", "conv1d.bias"),
@@ -25,19 +25,19 @@ LAYER_NAMES = frozenset(
         *("A_log", "D"),
     )
 )
-# What a mixer of ours must be for Mamba to compute the same.
+# The options with which this package's mixer computes the same as Mamba.
 _OPTIONS = {
     "discretization_method": "zoh",
     "rotary": False,
     "bidirectional": False,
     "dt_soft_plus": True,
 }
-# What a language model has beside its layers.
+# The weights of a language model outside its layers.
 _NOT_OF_LAYERS = ("embedding.weight", "embeddings.weight", "lm_head.weight")
 
 
 def read_weights(source: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
-    """The weights of a module, which must be what it looks like, or of a state dict."""
+    """Returns the weights of a state dict, or of a module after checking that it is a Mamba."""
     if isinstance(source, nn.Module):
         _check_module(source)
         source = source.state_dict()
@@ -49,7 +49,7 @@ def read_weights(source: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
 
 
 def _check_module(module: nn.Module) -> None:
-    """What weights alone do not tell."""
+    """Checks the properties of a module that its weights do not show."""
     config = getattr(module, "config", None)
     model_type = getattr(config, "model_type", "mamba")
     if model_type != "mamba":
@@ -69,12 +69,12 @@ def _check_module(module: nn.Module) -> None:
 
 
 def name_elsewhere(name: str) -> str:
-    """What the others call a parameter of S6."""
+    """Returns the name that mamba_ssm and transformers give a parameter of S6."""
     return re.sub(r"^(layers\.\d+\.)(?!norm\.)", r"\1mixer.", name)
 
 
 def as_stack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of a mixer alone become a model of one layer."""
+    """Turns the weights of a single mixer into those of a model of one layer."""
     if "in_proj.weight" not in weights:
         return weights
     norm = torch.ones_like(weights["in_proj.weight"][0])
@@ -91,7 +91,7 @@ def depth_of(weights: Mapping[str, Tensor]) -> int:
 
 
 def mixer_options(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, object]:
-    """The constructor's arguments of a mixer of these sizes, on the device meta."""
+    """Returns the constructor's arguments for a mixer of these sizes, on the device meta."""
 
     def sizes(name: str, dims: int) -> torch.Size:
         weight = _get(weights, f"{prefix}{name}")
@@ -121,7 +121,7 @@ def assign_weights(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> None:
-    """Gives a module, which is on the device meta, copies of weights."""
+    """Assigns copies of weights to a module on the device meta."""
     expected = {name_elsewhere(own): (own, size.shape) for own, size in module.state_dict().items()}
     state = {}
     for name, (own, shape) in expected.items():
@@ -135,7 +135,7 @@ def assign_weights(
 
 
 def check_is_mamba(mixer: MambaMixer) -> None:
-    """ValueError unless Mamba computes the same from such parameters."""
+    """Raises a ValueError unless Mamba computes the same from such parameters."""
     for name, value in _OPTIONS.items():
         if getattr(mixer, name) != value:
             refuse(name, f"{value!r} for Mamba", getattr(mixer, name))

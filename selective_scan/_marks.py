@@ -1,4 +1,4 @@
-"""Marks of parameters, which PyTorch does not carry over to those that it puts in their place."""
+"""Keeps marks of parameters, which PyTorch drops when it replaces a parameter."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 
 class MarkedModule(nn.Module):
-    """A module some of whose parameters are marked for optimizers, whatever puts others there:
-    a copy, a pickle, another device or dtype.
+    """A module that marks some of its parameters for optimizers.
+
+    The marks survive when a copy, a pickle, or a move to another device or dtype replaces the
+    parameters.
 
     Attributes:
-        _marked: the names of those that have ``_no_weight_decay = True``.
+        _marked: the names of the parameters that have ``_no_weight_decay = True``.
     """
 
     _marked: tuple[str, ...] = ()

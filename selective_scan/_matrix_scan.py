@@ -1,4 +1,5 @@
-"""The selective scan with full state matrices as an Operator, and which calls are its."""
+"""The Operator of the selective scan with full state matrices, and the choice between it and the
+one with diagonal A."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from ._table import CU_SEQLENS, TensorArgument
 
 
 def _flops(call: Call) -> tuple[int, int]:
-    """Multiplications and additions for each entry of the matrix and step.
+    """Returns the multiplications and additions of the forward and of the backward pass.
 
-    Forward 6: an elimination, two products with a Hessenberg matrix and two substitutions, and 4
-    for B and C. Backward 22: the first 6 again, as many for the adjoint, 2 for the gradient of A, 4
-    for B and C and 4 for their gradients. A complex multiplication with its addition is four real
-    ones.
+    For each entry of the matrix and step, forward takes 6 for an elimination, two products with a
+    Hessenberg matrix and two substitutions, and 4 for B and C. Backward takes 22: the first 6
+    again, as many for the adjoint, 2 for the gradient of A, 4 for B and C and 4 for their
+    gradients. A complex multiplication with its addition counts as four real ones.
     """
     sizes = call.sizes
     entries = sizes["batch"] * sizes["dim"] * sizes["seqlen"] * sizes["dstate"] ** 2
@@ -41,7 +42,10 @@ MATRIX_SCAN = scan_operator(
 
 
 def operator_for(A: Tensor, discretization_method: str) -> Operator:
-    """That of a call of selective_scan_fn with these; A may be anything, to be refused later."""
+    """Returns the operator that serves a call of selective_scan_fn with these arguments.
+
+    A may be of any type; the operator's checks refuse a wrong one later.
+    """
     if discretization_method == "bilinear" and isinstance(A, Tensor) and A.dim() == 3:
         return MATRIX_SCAN
     return SELECTIVE_SCAN

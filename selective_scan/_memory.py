@@ -1,8 +1,9 @@
-"""What an op raises for whose tensors there is no memory, or one that calls Python, which fails.
+"""Carries exceptions of the allocator and of Python callbacks through the ops.
 
-No exception passes through the stable ABI that the kernels are built on. They ask for its message
-here and throw it as a RuntimeError, which is all that a call of torch.ops raises; the functions
-raise the own exception of the allocator instead, on CUDA torch.OutOfMemoryError, or of Python.
+No exception passes through the stable ABI that the kernels are built on. The kernels ask this
+module for the exception's message and throw a RuntimeError with it, which is the only type that a
+call of torch.ops raises. The package's functions then raise the original exception instead: the
+allocator's (on CUDA torch.OutOfMemoryError) or the callback's.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ _last = threading.local()
 
 
 def _allocation_error(num_bytes: int, device_index: int) -> str:
-    """What the allocator says of so many bytes; nothing if it has them. A CPU's index is -1."""
+    """Returns the allocator's error message for this many bytes, "" if they can be allocated.
+
+    A device_index of -1 is the CPU.
+    """
     device = "cpu" if device_index < 0 else f"cuda:{device_index}"
     try:
         torch.empty(num_bytes, dtype=torch.uint8, device=device)
     except RuntimeError as error:
-        _last.error = error.with_traceback(None)  # whose frames would keep tensors alive
+        _last.error = error.with_traceback(None)  # its frames would keep tensors alive
         return str(error)
     return ""
 
@@ -34,7 +38,7 @@ def _last_error() -> str:
 
 
 def register() -> None:
-    """Lets the kernels ask."""
+    """Defines the ops by which the kernels ask for error messages."""
     define_callback(
         "_allocation_error", "(int num_bytes, int device_index) -> str", _allocation_error
     )
@@ -42,14 +46,14 @@ def register() -> None:
 
 
 def define_callback(name: str, schema: str, kernel: Callable[..., object]) -> None:
-    """Makes an op of Python that kernels call, for whatever they want. What it raises they can ask
-    for."""
+    """Defines an op in Python that kernels can call. Its exception is kept, and the kernels can ask
+    for the message."""
 
     def run(*arguments):
         try:
             return kernel(*arguments)
         except (RuntimeError, TypeError, ValueError) as error:
-            _last.error = error.with_traceback(None)  # whose frames would keep tensors alive
+            _last.error = error.with_traceback(None)  # its frames would keep tensors alive
             raise
 
     qualified = add_op_namespace_prefix(name)
@@ -58,7 +62,7 @@ def define_callback(name: str, schema: str, kernel: Callable[..., object]) -> No
 
 
 def call(op: Callable[..., object], arguments: tuple) -> object:
-    """An op's results, of which none needs a gradient."""
+    """Calls an op whose results need no gradient."""
     try:
         with _pytorch.below_autograd():
             return op(*arguments)
@@ -68,13 +72,13 @@ def call(op: Callable[..., object], arguments: tuple) -> object:
 
 
 def raise_own(error: RuntimeError) -> None:
-    """Raises the allocator's exception if that is where an op's error is from."""
+    """Raises the kept exception if it is the origin of an op's error."""
     own = getattr(_last, "error", None)
     if own is not None and str(own) == str(error):
         _last.error = None
         try:
             raise own from None
         finally:
-            # An exception whose traceback leads to a frame that leads back to it would keep all
+            # A reference cycle of the exception, its traceback and this frame would keep all
             # tensors of the frames above alive until the garbage collector runs.
             del own, error

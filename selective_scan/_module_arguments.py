@@ -1,4 +1,4 @@
-"""What the arguments of a module's constructor may be; each check raises a ValueError."""
+"""Checks of the arguments of a module's constructor. Each raises a ValueError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ._checks import HALF
 
 
 def refuse(name: str, wanted: str, value: object) -> NoReturn:
-    """Raises the error. Of a tensor it tells the shape: its numbers may be many, and on a GPU."""
+    """Raises the ValueError. A tensor is described by its shape, since its values may be many and
+    on a GPU."""
     is_tensor = isinstance(value, torch.Tensor)
     got = f"a Tensor of shape {tuple(value.shape)}" if is_tensor else repr(value)
     raise ValueError(f"selective_scan: {name} must be {wanted}, got {got}")

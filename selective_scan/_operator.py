@@ -1,4 +1,4 @@
-"""How an operator is called, and what PyTorch needs to know of it beside its kernels."""
+"""Calls of an operator, and its registrations with PyTorch other than the kernels."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ from ._schemas import arguments_text, declared
 from ._sharding import are_distributed, call_sharded
 from ._table import BACKEND, Option, Table, TensorList, check_backend
 
-type_of = functools.cache(operator.attrgetter("type"))  # which a device makes anew every time
+type_of = functools.cache(operator.attrgetter("type"))  # a device builds this string on each access
 # Published models pass None for "no".
 RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 
 
 class Operator:
-    """One operator: its checks, fake kernels, derivative and refusals, and the shortest right way
-    to its ops.
+    """One operator: its checks, fake kernels, derivative and refusals, and the shortest correct way
+    to call its ops.
 
-    What differs between operators is said in a declaration, from which all the rest follows. The
-    recurrence h[t] = a[t]·h[t-1] + b[t], say, with ops ``decay_fwd`` and ``decay_bwd``, whose
-    kernels are in csrc/torch::
+    An operator is a declaration, from which everything else follows, such as this one of
+    h[t] = a[t]·h[t-1] + b[t] with ops ``decay_fwd`` and ``decay_bwd``, defined in csrc/torch::
 
         DECAY = Operator(
             "decay",
@@ -70,50 +69,49 @@ class Operator:
                 return DECAY.run_reference(decay_ref, values)
             return DECAY(*values[:-1])
 
-    where ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse, "auto"))``.
-    That is all of it: bad calls are refused with the sentences of the table, torch.compile, export,
+    ``decay_ref`` begins with ``call = DECAY.check((a, b, initial_state, reverse, "auto"))``.
+    Nothing else is needed: bad calls are refused with the table's messages, torch.compile, export,
     torch.func and opcheck work, and second derivatives and forward mode are refused.
 
-    A forward op some of whose results may be None has another one beside it, ``decay_fwd_traced``.
-    csrc/torch/optional_results.h tells why.
+    If some results of a forward op may be None, there is a second one, ``decay_fwd_traced``;
+    csrc/torch/optional_results.h explains why.
 
-    The names of dimensions say how the op is mapped by torch.func.vmap: one more dimension joins
-    "batch" where it can (see ``_batching.py``), so a batch is to be called so.
+    torch.func.vmap goes by the names of dimensions: the mapped dimension joins the dimension called
+    "batch" if it can (see ``_batching.py``), so a batch must have this name.
 
-    An op without a derivative, such as one that updates a state in place, has neither results that
-    are saved nor a `backward`; its op is called as the operator is, without the suffix, and a call
-    that would need a gradient is refused. Tensors of INTEGER and BOOL dtypes have no gradient. Such
-    an op may have lists of tensors, and no batching rules then.
+    An op without a derivative, such as one that updates a state in place, has neither saved results
+    nor a `backward`. Its op has the operator's name without a suffix, and a call that would need a
+    gradient is refused. Tensors of INTEGER and BOOL dtypes have no gradient. Only an op without a
+    derivative may have lists of tensors, and then it has no batching rules.
 
     Args:
         name: the ops are ``selective_scan::{name}_fwd`` and ``selective_scan::{name}_bwd``, or
             ``selective_scan::{name}`` without a derivative.
-        arguments: those of the forward op, but for its last, ``save_states``, which it has if one
-            of the results is saved states.
-        results: those of the forward op, which may be named by `backward`; differentiable ones
-            first.
+        arguments: the forward op's arguments without the last one, ``save_states``, which the op
+            has if one of its results is saved states.
+        results: the forward op's results, differentiable ones first; `backward` may name them.
         backward: the names of the backward op's arguments, in its order: the gradient of each
             differentiable result, ``d`` and its name, then arguments and results of the forward op
             and values of `derived`. It returns the gradient of every tensor argument that is in
             `backward_arguments` or `gradient_like`, in their order; None for an absent one.
-        derived: values that the backward op wants beside, each from the forward op's arguments.
-        function_arguments: those of the function and the reference, where not `arguments`.
-        backward_arguments: the tensors that the backward op is given, where not `arguments`.
-        reference: the name of the reference, where not ``{name}_ref``; "" where there is none.
-        gradient_like: for arguments that the backward op is not given, what allocates the gradient
-            given the backward op's arguments.
+        derived: additional values for the backward op, computed from the forward op's arguments.
+        function_arguments: the arguments of the function and the reference, if not `arguments`.
+        backward_arguments: the tensors that the backward op is given, if not `arguments`.
+        reference: the name of the reference, if not ``{name}_ref``; "" if there is none.
+        gradient_like: for arguments that the backward op is not given, a function that allocates
+            the gradient from the backward op's arguments.
         flops: the operations of the forward and of the backward op for a call, which
             torch.utils.flop_counter counts; None counts none.
         given_gradients: the names of arguments whose gradients the op
-            ``selective_scan::{name}_bwd_out`` writes into tensors of any strides, such as slices of
-            wider rows, that it is given by keyword; it returns the others. What it is given must
-            share no memory with anything else.
-        has_batching_rules: whether torch.func.vmap maps the ops as said above. If not, they are
-            called for each entry.
+            ``selective_scan::{name}_bwd_out`` writes into tensors given by keyword; it returns the
+            others. These tensors may have any strides (such as slices of wider rows), but must
+            share no memory with any other tensor.
+        has_batching_rules: whether torch.func.vmap maps the ops as described above. If not, they
+            are called for each entry.
     """
 
     _derivative_type = Derivative
-    _has_defaults = True  # whether calls of the forward op may leave arguments out
+    _has_defaults = True  # whether calls of the forward op may omit arguments
 
     def __init__(
         self,
@@ -183,20 +181,20 @@ class Operator:
     # --- a call -----------------------------------------------------------------------------------
 
     def check(self, values: tuple) -> Call:
-        """Refuses what is wrong in a call of the reference.
+        """Checks the arguments of a call of the reference.
 
         Args:
-            values: the arguments of the function, then return_last_state, if there is a result
-                last_state, and the backend.
+            values: the function's arguments, return_last_state if there is a result last_state, and
+                the backend.
         """
         self._check_types(values)
         check_backend(values[-1], values[self._anchor].device)
         return self._function_arguments.check_values(values)
 
     def has_kernels(self, values: tuple) -> bool:
-        """Whether kernels serve a call; if not, the reference does, or it is refused.
+        """Returns whether kernels serve a call. If not, the reference serves it, or it is refused.
 
-        Checks what kernels do not see; `values` are as in `check`.
+        Checks the properties that kernels cannot see; `values` are as in `check`.
         """
         is_compiling = torch.compiler.is_compiling()
         types = tuple(map(type, values))
@@ -204,7 +202,7 @@ class Operator:
             self._check_types(values)
         elif self._list_places or types not in self._seen_types:
             self._check_types(values)
-            self._seen_types.add(types)  # takes less time than to check them again
+            self._seen_types.add(types)  # a lookup is faster than checking them again
         device, backend = values[self._anchor].device, values[-1]
         if backend != "auto":
             check_backend(backend, device)
@@ -217,17 +215,17 @@ class Operator:
         return False
 
     def run_reference(self, reference: Callable, values: tuple):
-        """What the reference gives for a call of the function; `values` are as in `check`."""
+        """Runs the reference for a call of the function; `values` are as in `check`."""
         options = [option.name for option in self._function_options[:-1]]
         names = (*self._function_arguments.names, *options)
         return reference(**dict(zip(names, values[:-1], strict=True)))
 
     def has_kernels_for(self, device_type: str) -> bool:
-        """Whether the library for devices of a type has this op."""
+        """Returns whether the library for devices of this type has the op."""
         return device_type in self._device_types
 
     def __call__(self, *arguments):
-        """The results of the forward op."""
+        """Runs the forward op."""
         self.refuse_tangents(arguments)
         needs_gradient = torch.is_grad_enabled() and self._requires_gradient(arguments)
         if needs_gradient and not self._backward_names:
@@ -237,7 +235,7 @@ class Operator:
         is_compiling = torch.compiler.is_compiling()
         is_tracing = not is_compiling and _pytorch.is_tracing()
         if self._saves_states:
-            # A trace serves calls with and without gradients; backward computes states again.
+            # A trace serves calls with and without gradients, so backward recomputes the states.
             arguments = (*arguments, needs_gradient and not is_tracing)
         if is_compiling and are_distributed(arguments):
             return self._call_sharded(arguments)
@@ -252,7 +250,7 @@ class Operator:
                 return self._apply(*arguments)
             with _pytorch.below_autograd():
                 results = self._run_forward(*arguments)
-        except NotImplementedError:  # no kernels for such tensors; the checks say why
+        except NotImplementedError:  # no kernels for such tensors; the checks explain why
             if are_distributed(arguments):
                 return self._call_sharded(arguments)
             self.arguments.check_values(arguments)
@@ -262,12 +260,12 @@ class Operator:
             self._check_written(arguments)
             raise
         for place in self._changed_places:
-            if arguments[place] is not None:  # a graph that has saved it must see the change
+            if arguments[place] is not None:  # a graph that saved the tensor must see the change
                 increment_version(arguments[place])
         return results
 
     def _check_written(self, arguments: tuple) -> None:
-        """Refuses what PyTorch fails on before the op sees it."""
+        """Refuses tensors on which PyTorch fails before the op sees them."""
         for place in self._changed_places:
             if isinstance(arguments[place], Tensor):
                 check_written(self.arguments.names[place], arguments[place])
@@ -277,9 +275,9 @@ class Operator:
         return call_sharded(self, self.name, self.arguments, self.results, given)
 
     def _call_in_graph(self, *arguments):
-        """What torch.compile and torch.export see. Where there is a tensor to write the result to,
-        the op makes one all the same: AOTInductor takes no None for it, and compilers know when a
-        copy can be left out."""
+        """Calls the op as torch.compile and torch.export see it. If out is given, the op's result
+        is copied there: AOTInductor does not accept None for a result, and compilers know when the
+        copy can be omitted."""
         if self._out is None or arguments[self._out] is None:
             return self._forward(*arguments)
         self.arguments.check_values(arguments)
@@ -301,7 +299,7 @@ class Operator:
             option.check_type(value)
 
     def refuse_tangents(self, arguments: tuple) -> None:
-        """PyTorch drops the tangents of an operator's inputs without a word; zeros come out."""
+        """Refuses tangents, which PyTorch would silently drop; the outputs would have zeros."""
         if not _pytorch.may_have_tangents():
             return
         lists = [argument for argument in arguments if isinstance(argument, list | tuple)]
@@ -319,13 +317,13 @@ class Operator:
             f"{by_others}"
         )
 
-    # --- what PyTorch is told ---------------------------------------------------------------------
+    # --- registrations with PyTorch ---------------------------------------------------------------
 
     def schemas(self) -> dict[str, str]:
-        """Those of the ops, by their names. csrc/torch/argument_tables.py gives them to C++."""
+        """Returns the ops' schemas by name. csrc/torch/argument_tables.py passes them to C++."""
         arguments = [*self.arguments.arguments, *[Option("save_states")] * self._saves_states]
         given = arguments_text(arguments, self._defaults if self._has_defaults else ())
-        if not self._backward_names:  # where out is given, an undefined tensor is returned
+        if not self._backward_names:  # the op returns an undefined tensor if out is given
             return {self.name: f"({given}) -> Tensor"}
         made = ", ".join(map(declared, self.results))
         found = {"fwd": f"({given}) -> ({made})"}
@@ -380,7 +378,7 @@ class Operator:
         if self._flops is not None:
             _flops.register(self._backward_flops, counted)
         self._register_vmap(self._backward_op, self._map_each)
-        # torch.func always wants to differentiate once more.
+        # torch.func always prepares to differentiate once more.
         gradient = make_function(
             f"{self.name}_gradient",
             self._backward_op,
@@ -434,7 +432,7 @@ class Operator:
         torch.library.register_vmap(op.name(), functools.partial(map_over, op))
 
     def _call_op(self, op: torch._ops.OpOverload, apply: Callable, keys, *arguments):
-        """What a call of torch.ops does above the kernels."""
+        """Runs a direct call of torch.ops at the Autograd dispatch key, above the kernels."""
         self.refuse_tangents(arguments)
         if torch.is_grad_enabled() and any(
             isinstance(value, Tensor) and value.requires_grad for value in arguments
@@ -453,7 +451,7 @@ class Operator:
             info.batch_size,
             in_dims,
             arguments,
-            # A derivative of the mapped call is of all entries together, and has its own states.
+            # A derivative above the mapped call covers all entries and has its own saved states.
             is_separate=self._saves_states and arguments[-1] and not is_above,
         )
 
@@ -483,7 +481,7 @@ class Operator:
         )
 
     def _check_backward(self, arguments: tuple) -> dict:
-        """The backward op's arguments by name."""
+        """Checks the backward op's arguments and returns them by name."""
         given = dict(zip(self._backward_names, arguments, strict=True))
         call = self.backward_arguments.check(given)
         for result in self.results:
@@ -498,7 +496,7 @@ class Operator:
             return
         check_dense(name, tensor)
         check_device(name, tensor, call.anchor, call[call.anchor])
-        twin = given.get(result.name)  # a result that the backward op is given beside its gradient
+        twin = given.get(result.name)  # the result itself, if it is given along with its gradient
         if twin is tensor or twin is None:
             check_dtype(name, tensor, self._gradient_dtypes(result, call))
             sizes = dict(zip(result.dims, result.sizes(call), strict=True))
@@ -508,7 +506,7 @@ class Operator:
         check_shape_of(name, tensor, result.name, twin)
 
     def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
-        """Those that what the backward op is given of a result may have."""
+        """Returns the dtypes allowed for a result's gradient, or for a saved result."""
         return (result.dtype(call),)
 
     def _allocate_gradient(self, name: str, given: dict) -> Tensor | None:
@@ -516,7 +514,7 @@ class Operator:
             return self._gradient_like[name](given)
         return None if given[name] is None else torch.empty_like(given[name])
 
-    # --- what they cost ---------------------------------------------------------------------------
+    # --- FLOPs of the ops -------------------------------------------------------------------------
 
     def _forward_flops(self, *arguments, out_val: object) -> int:
         return self._flops(self.arguments.check_values(arguments))[0]

@@ -1,7 +1,7 @@
-"""The namespace that this build's ops are registered in, as csrc/torch/op_namespace.h has it.
+"""The namespace in which this build's ops are registered, as in csrc/torch/op_namespace.h.
 
-A hub of kernels replaces this file by its own, of the same two names, whose namespace no other
-build has (packaging/hub).
+A kernel hub replaces this file by its own, which defines the same two names and a namespace that no
+other build uses (packaging/hub).
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ ops = torch.ops.selective_scan
 
 
 def add_op_namespace_prefix(op_name: str) -> str:
-    """The qualified name of an op."""
+    """Returns the qualified name of an op."""
     return f"{ops.name}::{op_name}"

@@ -1,5 +1,5 @@
-"""How the references go from step to step, also through packed sequences, which lie one behind the
-other along time."""
+"""The loop of the references over time steps, including packed sequences, which follow one another
+along time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class PackedSequences(NamedTuple):
-    """What the references know of cu_seqlens, without reading it back to the host.
+    """The layout of packed sequences, computed from cu_seqlens without reading it back to the host.
 
     Attributes:
-        sequence: (steps,), that of each step.
-        are_first: (steps,), whether a sequence's scan begins with it.
-        are_none: (steps,), whether it belongs to no sequence, whatever `sequence` says.
-        are_empty: (sequences,), which have no steps.
-        last: (sequences,), the number of steps scanned before the last one.
+        sequence: (steps,), the sequence of each step.
+        are_first: (steps,), whether a sequence's scan begins with the step.
+        are_none: (steps,), whether the step belongs to no sequence; `sequence` is arbitrary then.
+        are_empty: (sequences,), whether the sequence has no steps.
+        last: (sequences,), the position of the sequence's last step in the order of the scan.
     """
 
     sequence: Tensor
@@ -51,14 +51,15 @@ def scan_steps(
     reverse: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The last states, and which steps belong to no sequence; None where all do.
+    """Returns the last states, and a mask of the steps that belong to no sequence, None if every
+    step belongs to one.
 
     Args:
-        take_step: gives the state after step t by its number t and the state before it, whose first
-            dimension is the batch.
-        states: those before the first steps. With cu_seqlens their first dimension, and that of the
-            last states, is the sequences, of which each has its own.
-        seqlen, reverse, cu_seqlens: as of the function.
+        take_step: returns the state after step t from t and the state before it. The first
+            dimension of a state is the batch.
+        states: the initial states. With cu_seqlens, the first dimension of the initial and of the
+            last states is the sequences.
+        seqlen, reverse, cu_seqlens: as in the function.
     """
     steps = reversed(range(seqlen)) if reverse else range(seqlen)
     if cu_seqlens is None:

@@ -1,4 +1,4 @@
-"""Mixers that are no more than their weights: those run as one operator."""
+"""Mixers that their weights fully describe, which run as one operator."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from . import _pytorch
 from ._sharding import are_distributed
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
-# What a convolution has beside its weights that says which steps it sums up.
+# The attributes of a convolution, other than its weights, that determine which steps it sums.
 CONVOLUTION_OPTIONS = ("stride", "dilation", "groups", "padding", "padding_mode")
 
-# A function that looks at its arguments stays one node in a graph of torch.fx.
+# A function that inspects its arguments stays one node in a torch.fx graph.
 fx.wrap("mamba_layer")
 
 
@@ -24,7 +24,7 @@ def run_in_one(
     residual: Tensor | None = None,
 ) -> Tensor:
     """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator, and adds
-    the residual. Where its in_proj is more than a linear layer, that goes first."""
+    the residual. An in_proj that is not a plain linear layer is called first."""
     in_proj = mixer._modules["in_proj"]
     is_plain = has_plain_weights(in_proj, nn.Linear)
     weights = weights_of(mixer, in_proj if is_plain else None)
@@ -32,7 +32,8 @@ def run_in_one(
 
 
 def weights_of(mixer: nn.Module, in_proj: nn.Module | None) -> tuple[Tensor | None, ...]:
-    """Those of a mixer as `mamba_layer` takes them, and of in_proj, if that is part of the call."""
+    """Returns a mixer's weights in the order of `mamba_layer`, including those of in_proj unless it
+    is None."""
     parts = mixer._modules
     conv1d, dt_proj, out_proj = parts["conv1d"], parts["dt_proj"], parts["out_proj"]
     of_input = (None, None)
@@ -47,27 +48,28 @@ def weights_of(mixer: nn.Module, in_proj: nn.Module | None) -> tuple[Tensor | No
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:
-    """module.name, for which nn.Module looks in many places, and a small layer waits."""
+    """Returns module.name faster than nn.Module's own lookup, whose time a small layer notices."""
     parameters = module._parameters
     return parameters[name] if name in parameters else getattr(module, name)
 
 
 def has_no_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module does what its class says, as far as the module itself can tell:
-    it has neither hooks nor a forward of its own, and was not compiled by its method for that."""
+    """Returns whether a call of the module runs its class's forward and nothing else: it has no
+    hooks and no forward of the instance, and module.compile() was not called. Hooks that are
+    registered for all modules are not considered."""
     own = module.__dict__
     return not (
         own["_forward_pre_hooks"]
         or own["_forward_hooks"]
         or own["_backward_pre_hooks"]
         or own["_backward_hooks"]
-        or "forward" in own  # accelerate replaces it where it moves weights
+        or "forward" in own  # accelerate replaces forward when it moves weights
         or own.get("_compiled_call_impl") is not None
     )
 
 
 def can_be_called_in_vain(embedding: nn.Module) -> bool:
-    """Whether nobody sees a call of it whose result is not used."""
+    """Returns whether a call of the embedding whose result is unused has no observable effect."""
     return (
         type(embedding).forward is nn.Embedding.forward
         and has_no_hooks(embedding)
@@ -78,11 +80,11 @@ def can_be_called_in_vain(embedding: nn.Module) -> bool:
 def has_plain_weights(
     module: nn.Module, *kinds: type[nn.Module], can_be_called: bool = True
 ) -> bool:
-    """Whether the numbers that are the module's weights tell what it does: no adapter, hook or
-    parametrization, and no weight of another kind, whose own way of multiplying counts.
+    """Returns whether the values of the module's weights fully determine what it computes.
 
-    What has such weights may be computed from them; anything else is called. Hooks for all modules
-    do not reach one that cannot be.
+    This excludes adapters, hooks, parametrizations and tensor subclasses with their own matrix
+    product. A module with plain weights may be computed from them; any other must be called. Hooks
+    registered for all modules count only if the module can be called at all.
     """
     own = vars(module)
     weights = own["_parameters"]
@@ -101,8 +103,8 @@ def has_plain_weights(
 
 
 def is_plain_convolution(conv1d: nn.Module, *, can_be_called: bool = True) -> bool:
-    """Whether a convolution's weights tell what it does. A parametrization is told by the weight,
-    which it computes wherever that is read."""
+    """Returns whether a convolution's weights fully determine what it computes. A parametrization
+    is allowed, since it computes the weight whenever that is read."""
     kind = type(conv1d)
     return (
         kind.forward is nn.Conv1d.forward
@@ -113,8 +115,8 @@ def is_plain_convolution(conv1d: nn.Module, *, can_be_called: bool = True) -> bo
 
 
 def is_of_neighbours(conv1d: nn.Conv1d) -> bool:
-    """Whether it sums up neighbouring steps of each channel, behind as many zeros as it looks back,
-    as Mamba's convolution does."""
+    """Returns whether a convolution sums neighboring steps of each channel, after a zero padding of
+    width - 1 steps, as Mamba's does."""
     return (
         (conv1d.stride, conv1d.dilation) == ((1,), (1,))
         and conv1d.groups == conv1d.in_channels
@@ -124,13 +126,14 @@ def is_of_neighbours(conv1d: nn.Conv1d) -> bool:
 
 
 def is_plain_product(projection: nn.Module) -> bool:
-    """Whether it is a linear layer that its weight tells alone, without a bias."""
+    """Returns whether a projection is a plain linear layer without a bias."""
     return has_plain_weights(projection, nn.Linear) and parameter(projection, "bias") is None
 
 
 def _is_of_numbers(own: dict[str, Any], name: str) -> bool:
-    """Whether a weight is, wherever its module has put it; one that is nowhere is computed when it
-    is read. Operators themselves know what to do with DTensors, which are sharded numbers."""
+    """Returns whether a weight is a plain tensor, wherever its module stores it. A weight that is
+    stored nowhere counts, since it is computed when it is read, and so does a DTensor, which the
+    operators support."""
     places = (own["_parameters"], own["_buffers"], own)
     weight = next((place[name] for place in places if name in place), None)
     return (

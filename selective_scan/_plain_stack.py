@@ -1,7 +1,7 @@
-"""Stacks of mixers that are no more than their weights: a few steps through them are one operator.
+"""Stacks of mixers that their weights fully describe: a few steps through them run as one operator.
 
-Whatever changes a module, a weight or its dtype is seen: a call looks at all of them, or where it
-comes again, whether they are what they were (_prepared_step.py).
+A change of a module, a weight or a dtype is always noticed: a first call inspects all of them, and
+a repeated call checks whether they are still the same (_prepared_step.py).
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 
 F64 = torch.float64
 
-# What calls take the operator: so many steps, and steps of all rows together.
+# The operator serves calls of at most MAX_STEPS steps, and at most MAX_ROWS steps of all batch
+# entries together.
 MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
 
 
 class Stack(NamedTuple):
-    """What is around the mixers of a stack.
+    """The modules around the mixers of a stack.
 
     Attributes:
-        modules: for each mixer the module, itself or another, that calls its part `norm` in front
-            of it and adds the residual.
-        norm_f: the norm behind the last one.
-        kind: what the modules are, for the operator to serve.
-        norm_kind: what the norms are.
-        eps_name: their attribute for what keeps a root from 0.
+        modules: for each mixer the module (itself or another) that calls its submodule `norm`
+            before the mixer and adds the residual.
+        norm_f: the norm after the last mixer.
+        kind: the class that the modules must have for the operator to serve them.
+        norm_kind: the class that the norms must have.
+        eps_name: the name of the norms' attribute eps.
     """
 
     modules: Collection[nn.Module]
@@ -62,15 +63,15 @@ def step_in_one(
     """Takes the steps of hidden, (batch, steps, d_model), through all layers by one operator.
 
     Args:
-        layers: the mixers of a stack, or one that is being called.
+        layers: the mixers of a stack, or a single mixer that is being called.
         hidden: the input.
-        caches: where each layer goes on, changed in place.
-        stack: what is around the mixers, if anything is.
-        head: what is called with the result, if anything is.
+        caches: the states from which each layer continues, changed in place.
+        stack: the modules around the mixers, if there are any.
+        head: the module to apply to the result, if any.
 
     Returns:
-        The output; None where the operator does not compute what the modules do, or is not made for
-        such a call, or would not refuse it as the modules do. Nothing has changed then.
+        The output. None if the operator does not compute what the modules do, does not support the
+        call, or would refuse it with another error than the modules. Nothing has changed then.
     """
     if not layers or not serves(hidden):
         return None
@@ -79,7 +80,7 @@ def step_in_one(
         _pytorch.is_plain_call() and type(hidden) is Tensor and not torch.is_grad_enabled()
     )
     if can_be_kept:
-        # Not the caches: what the first one keeps must not keep it.
+        # Not the caches themselves: the first one holds the prepared step, which must not hold it.
         states = [state for cache in caches for state in (cache.conv_state, cache.state)]
         around = (*layers, *states, head)
         if stack is not None:
@@ -155,8 +156,8 @@ def step_in_one(
     try:
         out = S6_STEP(*call)
     except RuntimeError:
-        # It refuses a call before it changes anything. To look for what it does not take costs more
-        # than the rest of this function.
+        # The op refuses a call before it changes anything. Checking beforehand what it supports
+        # would cost more than the rest of this function.
         if torch.compiler.is_compiling() or _are_alike(columns, scales, hidden):
             raise
         return None
@@ -178,11 +179,12 @@ def step_in_one(
 
 
 def serves(hidden: Tensor) -> bool:
-    """Whether the operator is made for such an input, and nothing but the modules looks at it."""
+    """Returns whether the operator supports such an input, and neither autocast, hooks registered
+    for all modules nor transforms affect calls of the modules."""
     batch, steps, _ = hidden.shape
     device_type = hidden.device.type
     if torch.compiler.is_exporting() and isinstance(batch * steps, torch.SymInt):
-        return False  # an exported program is for all sizes, and not bound to its example's
+        return False  # an exported program must serve all sizes, not just those of its example
     return (
         0 < steps <= MAX_STEPS
         and S6_STEP.has_kernels_for(device_type)
@@ -195,7 +197,8 @@ def serves(hidden: Tensor) -> bool:
 
 @_pytorch.constant_in_graphs
 def _workspace_bytes(*call: int) -> int:
-    """What a GPU's kernel keeps from one call to the next; -1 where it cannot run such a call."""
+    """Returns the size of the workspace that a GPU's kernel keeps from call to call; -1 if the
+    kernel cannot run such a call."""
     if (known := _known_bytes.get(call)) is None:
         with _pytorch.no_modes():
             known = _known_bytes[call] = ops.cuda_step_workspace_bytes(*call)
@@ -210,7 +213,7 @@ def _bytes_for(rows: int, hidden: Tensor, sizes: tuple[int, ...]) -> int:
 
 
 def _most_rows(hidden: Tensor, sizes: tuple[int, ...]) -> int:
-    """How many rows of a stack of these sizes the GPU's kernel can take."""
+    """Returns the largest number of rows with which the GPU's kernel can run such a stack."""
     rows = MAX_ROWS["cuda"]
     while rows > 0 and _bytes_for(rows, hidden, sizes) < 0:
         rows -= 1
@@ -219,14 +222,17 @@ def _most_rows(hidden: Tensor, sizes: tuple[int, ...]) -> int:
 
 def _has_room(hidden: Tensor, sizes: tuple[int, ...]) -> bool:
     rows = hidden.shape[0] * hidden.shape[1]
-    if torch.compiler.is_compiling():  # a graph serves more than one number
+    if torch.compiler.is_compiling():  # a graph serves several numbers of rows
         return rows <= _most_rows(hidden, sizes)
     return _bytes_for(rows, hidden, sizes) >= 0
 
 
 def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
-    """The cache's, large enough for any call, since a CUDA graph goes on using the one that it
-    found. None where the call is to have one of its own."""
+    """Returns the cache's workspace, None if the op should allocate one for this call.
+
+    The workspace is large enough for any number of steps, since a CUDA graph keeps using the one
+    that it captured.
+    """
     if torch.compiler.is_compiling():
         return None
     workspace, (batch, steps, _) = cache._workspace, hidden.shape
@@ -237,7 +243,7 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
     ):
         return workspace
     if torch.cuda.is_current_stream_capturing():
-        return None  # it would be cleared when the graph runs, and not before
+        return None  # a new workspace would be cleared only when the graph runs
     most = min(MAX_STEPS, _most_rows(hidden, sizes) // batch)
     size = max(_bytes_for(batch * steps, hidden, sizes) for steps in range(1, most + 1))
     with torch.inference_mode(False):
@@ -246,9 +252,8 @@ def _workspace_of(cache: MixerCache, hidden: Tensor, sizes: tuple[int, ...]) -> 
 
 
 def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden: Tensor) -> bool:
-    """Whether all layers, and the scales of their norms, have the dtypes and strides of the first,
-    and give as many channels as hidden has, and all caches are for hidden: if not, the modules take
-    the call, or refuse it in their words."""
+    """Returns whether all layers have the dtypes and strides of the first, d_model of hidden, and
+    caches that fit hidden. If not, the modules serve the call, or refuse it with their messages."""
     conv_states, states = columns[-2:]
     d_inner, dstate = columns[_A_LOG][0].shape
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
@@ -265,23 +270,25 @@ def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden:
     )
 
 
-# What a layer has that is looked at, and what it does where it has no such option.
+# The parts of a layer that are inspected, and its options with the defaults for layers that lack
+# them.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
 _OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
-# The types of the parts of a layer that the operator serves.
+# The types that the parts of a layer must have for the operator to serve it.
 _PLAIN_PARTS = [
     [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
 ]
-# Places in what is known of a layer: the tensors of StackTensors but for the norm's, then options.
+# Places in a layer's entry: the tensors of StackTensors without the norm, then the options.
 _CONV1D, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 5, 7, 9, 13
 _BIASES = (1, 3, 6, 10)
 _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 
 
 def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
-    """None for a layer that does more than its tensors and options tell.
+    """Returns a layer's tensors and options, None if they do not fully determine what it computes.
 
-    A bias that stands elsewhere than among the parameters gives what is no tensor.
+    A bias that is not among the parameters is represented by its module, which the caller refuses
+    since it is no tensor.
     """
     parts = [layer._modules[name] for name in _PARTS]
     in_proj, conv1d, x_proj, dt_proj, out_proj = (
@@ -290,7 +297,7 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
     own = layer._parameters
     if not (
         [*map(type, parts)] in _PLAIN_PARTS
-        and "B_norm" not in layer._modules  # the operator knows nothing of Mamba-3
+        and "B_norm" not in layer._modules  # the operator does not support Mamba-3
         and type(cache) is MixerCache
         and cache.last_input is None
         and cache.angles is None
@@ -314,7 +321,7 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
 
 
 def _are_of_numbers(kinds: set[type]) -> bool:
-    """Whether tensors of these types are no more than their numbers, and none is absent."""
+    """Returns whether all of these are types of plain tensors, and no tensor is absent."""
     return type(None) not in kinds and (
         kinds <= OPAQUE_TYPES
         or all(kind in OPAQUE_TYPES or issubclass(kind, _pytorch.TRACED) for kind in kinds)

@@ -1,8 +1,8 @@
-"""Steps that a stack takes again and again: what they were found to be, looked up in C's loops.
+"""Repeated steps of a stack: prepared calls, and the check that they are still valid.
 
-To find out whether a stack is no more than its weights, and to hand these over, takes longer than a
-small stack's kernels. A cache keeps what was found, and all that was looked at for it: as long as
-this is what it was, so is the call.
+Inspecting whether a stack's weights fully describe it, and passing them to the op, takes longer
+than a small stack's kernels. A cache therefore keeps the prepared call with everything that was
+inspected for it. As long as all of that is unchanged, which loops in C check, the call is valid.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch.autograd.graph import increment_version
 from . import _memory, _pytorch
 from ._ops import ops
 
-# Those of backward passes do nothing where there is no gradient.
+# Hooks of backward passes are left out, since they do nothing without gradients.
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-# What a module runs in place of its class's forward, if it has such.
+# Attributes of a module that, if set, run in place of its class's forward.
 _OWN_CALLS = ("forward", "_compiled_call_impl")
 _MISSING = object()
 
 
 class _Seen(NamedTuple):
-    """What mappings held, in columns."""
+    """The values seen in mappings, in columns: value i was that of keys[i] in mappings[i]."""
 
     mappings: list[Mapping[str, object]]
     keys: list[str]
@@ -45,19 +45,19 @@ class _Seen(NamedTuple):
 
 
 class NotCopied:
-    """What an owner keeps for itself: where the owner is copied or pickled, None goes along."""
+    """An object that is not copied or pickled with its owner: the copy gets None in its place."""
 
     def __reduce__(self) -> tuple[type[None], tuple]:
         return type(None), ()
 
 
 def are_the_same(these: Sequence[object], those: Sequence[object]) -> bool:
-    """Whether these are the very objects that those are."""
+    """Returns whether both sequences hold the same objects, by identity."""
     return len(these) == len(those) and all(map(is_, these, those))
 
 
 class PreparedStep(NotCopied):
-    """A call of s6_step that is made again with other values of hidden."""
+    """A call of s6_step that is repeated with other values of hidden."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class PreparedStep(NotCopied):
 
         Args:
             call: the op's arguments.
-            around: all of which whoever calls gives it anew.
-            read: the modules whose parts and parameters these are, and which options of theirs.
-            called: those of them that are no longer called, and so must have no hooks.
-            changed: the tensors that the op changes, which are around it, too.
+            around: the objects that the caller passes anew with each call.
+            read: the modules whose submodules and parameters were read, each with the names of the
+                options that were read.
+            called: those of the modules that the op replaces a call of, which must have no hooks.
+            changed: the tensors that the op changes, which are among `around`.
         """
         self._around = around
         self._modules = [*read]
@@ -100,9 +101,9 @@ class PreparedStep(NotCopied):
         return are_the_same(around, self._around)
 
     def take(self, hidden: Tensor) -> Tensor | None:
-        """The op's result; None where the call is no longer what it was, and nothing has changed.
+        """Returns the op's result; None, without changing anything, if the call is no longer valid.
 
-        A hidden of another shape is another call.
+        A hidden of another shape is a different call.
         """
         if (
             any(self._hooks)
@@ -117,6 +118,6 @@ class PreparedStep(NotCopied):
 
 
 def _run_unseen(op: Callable[[int], None], number: int) -> None:
-    """Whatever runs where garbage is collected is not to see it."""
+    """Runs an op unseen by the dispatch modes that are active when garbage is collected."""
     with _pytorch.no_modes():
         op(number)

@@ -1,6 +1,6 @@
-"""The names of PyTorch's own that are used here, each of which a later PyTorch may lack.
+"""Names of PyTorch, mostly private ones, that this package uses and a later PyTorch may lack.
 
-Nothing depends on them: where one is missing, calls take a way that is as right, but slower.
+They only save time: if one is missing, calls take a slower way that gives the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 
 def _optional(path: str) -> object | None:
-    """What lies at this path below torch, None if nothing does."""
+    """Returns the attribute at this path below torch, None if it does not exist."""
     return functools.reduce(lambda value, name: getattr(value, name, None), path.split("."), torch)
 
 
@@ -27,35 +27,35 @@ def _no_kernel(op: str, key: str) -> bool:
     return False
 
 
-# Whether calls must suit the transforms of torch.func.
+# Returns whether transforms of torch.func are active.
 are_transforms_active = _optional("_C._are_functorch_transforms_active") or _not_known
-# Whether an op, by its name, has a kernel of its own for a dispatch key.
+# Returns whether the op of a name has its own kernel for a dispatch key.
 has_kernel = _optional("_C._dispatch_has_kernel_for_dispatch_key") or _no_kernel
-# How many modes see what is dispatched; where that is not known, there may be some.
+# The number of active dispatch modes; if unknown, there may be some.
 num_modes = _optional("_C._len_torch_dispatch_stack") or _not_known
-# Whether torch.jit.trace runs.
+# Returns whether torch.jit.trace is running.
 is_tracing = _optional("_C._is_tracing") or torch.jit.is_tracing
-# A context in which ops are called whose results need no gradient; torch.library does the same.
+# A context for calls of ops whose results need no gradient; torch.library uses it, too.
 below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullcontext
 # The dispatch keys below autograd's.
 below_autograd_keys = _optional("_C._after_autograd_keyset")
-# A context in which no mode sees what is called.
+# A context without dispatch modes.
 no_modes = _optional("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
-# The group of ranks that has this name.
+# Returns the process group of a name.
 resolve_process_group = _optional("distributed.distributed_c10d._resolve_process_group")
-# Gathers tensors of all ranks into one, which it is given.
+# Gathers the tensors of all ranks into a given one.
 all_gather = _optional("distributed.all_gather_single") or _optional(
     "distributed.all_gather_into_tensor"
 )
-# Collectives that return their result, which the others have no fake kernels for.
+# Functional collectives, which unlike the others have fake kernels.
 functional_all_gather = _optional("ops._c10d_functional.all_gather_into_tensor")
 functional_all_reduce = _optional("ops._c10d_functional.all_reduce")
 functional_wait = _optional("ops._c10d_functional.wait_tensor")
-# The tensors by which a compiler traces, each in the place of a plain one.
+# The tensors that stand in for plain ones while a compiler traces.
 _FakeTensor = _optional("_subclasses.fake_tensor.FakeTensor")
 _FunctionalTensor = _optional("_subclasses.functional_tensor.FunctionalTensor")
 TRACED = tuple(kind for kind in (_FakeTensor, _FunctionalTensor) if kind is not None)
-# What register_module_forward_hook and its siblings have registered for all modules.
+# The hooks that register_module_forward_hook and its siblings registered for all modules.
 _pre_hooks = _optional("nn.modules.module._global_forward_pre_hooks")
 _hooks = _optional("nn.modules.module._global_forward_hooks")
 _backward_pre_hooks = _optional("nn.modules.module._global_backward_pre_hooks")
@@ -70,15 +70,16 @@ _is_legacy_batched = _optional("_C._functorch.is_legacy_batchedtensor") or (lamb
 
 
 def is_one_of_several(cotangent: Tensor | None) -> bool:
-    """Whether a cotangent stands for several for which a pass is run at once."""
+    """Returns whether a cotangent is a batch of cotangents that one pass maps over
+    (is_grads_batched)."""
     return cotangent is not None and _is_legacy_batched(cotangent)
 
 
 def may_have_process_wide_hooks() -> bool:
-    """Whether a call of any module may be seen by hooks that are not its own.
+    """Returns whether a call of any module may be seen by hooks registered for all modules.
 
-    Those of torch.utils.flop_counter aside, which tell it where it is: it is to count what is run
-    without it.
+    The hooks of torch.utils.flop_counter, which only track the current module, do not count: the
+    counter should measure the calls that run without it.
     """
     if not (_pre_hooks or _hooks or _backward_pre_hooks or _backward_hooks):
         return not _are_hooks_known
@@ -91,12 +92,13 @@ def may_have_process_wide_hooks() -> bool:
 
 
 def process_wide_forward_hooks() -> list[Callable[..., object]]:
-    """Those that every call of a module runs, as far as they are known."""
+    """Returns the forward hooks registered for all modules, as far as they are known."""
     return [*(_pre_hooks or {}).values(), *(_hooks or {}).values()]
 
 
 def is_plain_call() -> bool:
-    """Whether a call is an eager one that nothing but the ops themselves sees."""
+    """Returns whether a call is an eager one that no compiler, trace, mode, transform or forward
+    differentiation observes."""
     return not (
         torch.compiler.is_compiling()
         or is_tracing()
@@ -107,34 +109,35 @@ def is_plain_call() -> bool:
 
 
 def constant_in_graphs(function: Callable[..., object]) -> Callable[..., object]:
-    """Has torch.compile call a function of constants as it traces, and take the result for one.
+    """Makes torch.compile call a function of constants while tracing and treat its result as one.
 
-    torch.compiler.assume_constant_result does the same, and imports the compiler for it.
+    torch.compiler.assume_constant_result does the same, but imports the compiler.
     """
     function._dynamo_marked_constant = True
     return function
 
 
 def may_have_tangents() -> bool:
-    """Whether this is in forward_ad.dual_level or torch.func.jvp."""
+    """Returns whether the caller is inside forward_ad.dual_level or torch.func.jvp."""
     return getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def shortest_call(op: torch._ops.OpOverload) -> Callable[..., object]:
-    """The op without the function around it, which repacks its arguments."""
+    """Returns the op without its Python wrapper, which repacks the arguments."""
     return getattr(op, "_op", op)
 
 
 def apply_outside_transforms(function: type[torch.autograd.Function]) -> Callable[..., object]:
-    """function.apply without its preparations for transforms of torch.func, which cost more than
-    the rest of it."""
+    """Returns function.apply without its preparations for transforms of torch.func, which cost more
+    than the rest of it."""
     if _unwrap_if_dead is None:
         return function.apply
     return _applied_to_unwrapped(super(torch.autograd.Function, function).apply)
 
 
 def _applied_to_unwrapped(apply: Callable[..., object]) -> Callable[..., object]:
-    """Tensors that outlive a transform are wrapped still; autograd does not see through that."""
+    """Unwraps tensors that have outlived their transform, since autograd does not see through the
+    wrapper."""
 
     def apply_to_unwrapped(*arguments):
         return apply(*[_unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in arguments])
@@ -143,10 +146,10 @@ def _applied_to_unwrapped(apply: Callable[..., object]) -> Callable[..., object]
 
 
 def apply_at_one_level(function: type[torch.autograd.Function]) -> Callable[..., object]:
-    """function.apply for where PyTorch has come to the innermost transform by itself."""
+    """Returns function.apply for calls that PyTorch has brought to the innermost transform."""
     if _SingleLevelFunction is None or _unwrap_if_dead is None:
         return function.apply
-    # From PyTorch 2.15 on it is the class by which apply knows whether to look for transforms.
+    # From PyTorch 2.15 on, apply decides by the class whether to look for transforms.
     members = vars(torch.autograd.Function) | vars(function)
     methods = {name: it for name, it in members.items() if isinstance(it, staticmethod)}
     at_one_level = type(function.__name__, (_SingleLevelFunction,), methods)

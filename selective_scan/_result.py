@@ -1,4 +1,4 @@
-"""What an op returns: a declaration, and the fake kernels' allocation of it."""
+"""Declarations of an op's results, and their allocation by the fake kernels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Result:
 
     Attributes:
         name: as in the schema of the op.
-        dims: the names of its dimensions, or a size that is always the same.
-        dtype: what finds its dtype.
-        like: the argument as which it is laid out.
-        is_asked: whether it is returned; if not, it is None. Left out, it always is.
+        dims: for each dimension its name, or its size if that is fixed.
+        dtype: returns the result's dtype for a call.
+        like: the argument whose memory layout the result has.
+        is_asked: returns whether a call returns the result or None. By default it always does.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Result:
 
 
 def out_unless_given(like: str, dims: tuple[str, ...]) -> Result:
-    """That of an op which may be given a tensor, out, to write it to; an argument tells its dtype
-    and layout."""
+    """Returns the result of an op that may be given a tensor, out, to write it to; the argument
+    `like` determines its dtype and layout."""
     return Result(
         "out",
         dims,
@@ -66,11 +66,13 @@ def out_unless_given(like: str, dims: tuple[str, ...]) -> Result:
 
 @dataclass(frozen=True)
 class Kept(Result):
-    """A tensor for the backward op alone, which computes it where it is not given; None where no
-    gradient is to follow. Of an op that is its own fake kernel only the name matters.
+    """A tensor saved for the backward op, which recomputes it if it is not given.
+
+    It is None if no gradient is needed. If the op is its own fake kernel, only the name matters.
 
     Attributes:
-        chunk: for the states of a scan, the op that gives the number of steps from one to the next.
+        chunk: for the states of a scan, the op that returns the number of steps between two of
+            them.
     """
 
     dims: tuple[str | int, ...] = ()

@@ -1,4 +1,4 @@
-"""A few steps through a stack of plain layers as one operator: decoding."""
+"""A few steps through a stack of plain layers as one operator, for decoding."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ._state_slots import pool_of
 from ._table import DtypeOf, Number, Option, Shape, Table, TensorArgument, TensorList
 from .mamba_inner import rms_norm
 
-MAX_STATES = 64  # that the kernels hold of a channel
+MAX_STATES = 64  # the states of a channel that the kernels can hold
 
 
 class StackTensors(NamedTuple):
-    """What the layers of a stack have, each list with an entry for each layer; None, or an empty
-    list, where no layer has such.
+    """The tensors of a stack's layers.
 
-    All matrices are of one dtype, and so are all tensors of any other list.
+    Each list has an entry for each layer. It is None or empty if no layer has such a tensor. All
+    matrices have one dtype, and so have the tensors of each other list.
 
     Attributes:
-        norm: weights of the RMSNorm in front of the mixer, (d_model,). Without, there is no
+        norm: weights of the RMSNorm before the mixer, (d_model,). Without a norm there is no
             residual either.
         in_proj: (2·d_inner, d_model): the rows of x, then those of z.
         in_proj_bias: (2·d_inner,).
@@ -70,7 +70,7 @@ def _check_relations(call: Call) -> None:
         if not name.startswith(("conv_state", "state[")):
             continue
         first = name.partition("[")[0] + "[0]"
-        # Those of a dimension of size 1 do not matter.
+        # The stride of a dimension of size 1 does not matter.
         pairs = zip(tensor.shape, call[first].stride(), tensor.stride(), strict=True)
         if any(size > 1 and wanted != stride for size, wanted, stride in pairs):
             wanted = f"the strides of {first}, {call[first].stride()}"
@@ -79,7 +79,7 @@ def _check_relations(call: Call) -> None:
 
 
 def _flops(call: Call) -> tuple[int, int]:
-    """Two for each weight of a product and row, and what the scan takes for each state."""
+    """Returns the FLOPs: for each row, 2 for a weight of a product and 7 for a state."""
     rows = call.sizes["batch"] * call.sizes["steps"]
     matrices = [name.partition("[")[0] for name in call.tensors]
     weights = sum(
@@ -92,7 +92,7 @@ def _flops(call: Call) -> tuple[int, int]:
 
 
 class _StepOperator(Operator):
-    """That of a step, whose calls an op ``s6_step_prepare`` of the same arguments prepares."""
+    """The operator of a step. The op ``s6_step_prepare``, of the same arguments, prepares calls."""
 
     _has_defaults = False
 
@@ -101,7 +101,7 @@ class _StepOperator(Operator):
         return {self.name: schema, f"{self.name}_prepare": schema.replace("-> Tensor", "-> int")}
 
 
-# Lists are None rather than without tensors: AOTInductor takes no empty ones.
+# Absent lists are None rather than empty, since AOTInductor does not support empty lists.
 S6_STEP = _StepOperator(
     "s6_step",
     Table(
@@ -162,8 +162,8 @@ def compose_step(
     delta_softplus: bool,
     discretization_method: Method,
 ) -> Tensor:
-    """What s6_step computes, in hidden's dtype, of a step of the convolution, one of the scan, and
-    PyTorch."""
+    """Computes s6_step in hidden's dtype from PyTorch ops, a step of the convolution, `convolve`,
+    and a step of the scan, `update`."""
     dtype = hidden.dtype
 
     def of(tensors: list[Tensor] | None, layer: int) -> Tensor | None:

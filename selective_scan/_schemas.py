@@ -1,4 +1,4 @@
-"""Arguments and results as the schema of an op has them."""
+"""Arguments and results in the notation of an op's schema."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TYPES = {bool: "bool", int: "int", float: "float", str: "str", torch.dtype: "Sc
 
 
 def declared(value: Argument | Result, mark: str = "") -> str:
-    """The type and the name of an argument or a result."""
+    """Returns the type and the name of an argument or a result."""
     kind = _TYPES.get(getattr(value, "type", None), f"Tensor{mark}")
     kind += "[]" * isinstance(value, TensorList)
     return f"{kind}{'?' * value.optional} {value.name}"
 
 
 def arguments_text(arguments: Sequence[Argument], defaults: Sequence[object] = ()) -> str:
-    """Arguments in a row; those behind the last one that is required have their defaults."""
+    """Returns the list of arguments; those after the last required one have their defaults."""
     marks = iter(ascii_lowercase)
     texts = [
         declared(it, f"({next(marks)}!)" if getattr(it, "is_changed", False) else "")

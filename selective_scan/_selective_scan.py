@@ -1,4 +1,4 @@
-"""The selective scan as an Operator: what its ops take and return, and what is refused."""
+"""The selective scan as an Operator: the arguments and results of its ops, and their checks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ PROJECTION = Shape((POLES, *PROJECTIONS), two_of="seqlen", divided=("dim",))
 
 
 def scan_flops(call: Call) -> tuple[int, int]:
-    """Multiplications, additions and exponentials for each state and step, zoh's for all methods.
+    """Returns the multiplications, additions and exponentials of the forward and of the backward
+    pass, zoh's for all methods.
 
-    Forward 7: x = Δ·A and exp(x), abar·h, bbar·u, their sum, C·h and its sum. Backward 22: all but
-    the last two again, and 17 for the gradient of h, and from it of A, B, C, Δ and u. A complex
-    multiplication with its addition is four real ones.
+    For each state and step, forward takes 7: x = Δ·A and exp(x), abar·h, bbar·u, their sum, C·h and
+    its sum. Backward takes 22: all but the last two again, and 17 for the gradient of h, and from
+    it of A, B, C, Δ and u. A complex multiplication with its addition counts as four real ones.
     """
     states = call[call.anchor].numel() * call.sizes["dstate"] * (4 if call.is_complex else 1)
     return 7 * states, 22 * states
@@ -48,7 +49,7 @@ def _refuse_matrices(name: str, tensor: Tensor, call: Call) -> None:
 
 
 def scanned(A: TensorArgument) -> tuple[TensorArgument | Option, ...]:
-    """The arguments that every scan of one kind of A begins with."""
+    """Returns the arguments with which every scan of this kind of A begins."""
     return (
         TensorArgument("u", REAL, _SEQUENCE),
         TensorArgument("delta", REAL, _SEQUENCE),
@@ -67,7 +68,7 @@ def scan_arguments(
     methods: tuple[str, ...],
     *others: TensorArgument | Option,
 ) -> Table:
-    """The table of the scan's arguments, with others behind them."""
+    """Returns the table of the scan's arguments, followed by `others`."""
     return Table(
         *scanned(A),
         Option("discretization_method", methods),
@@ -87,7 +88,7 @@ def scan_operator(
     cu_seqlens: TensorArgument = CU_SEQLENS,
     given_gradients: str = "",
 ) -> Operator:
-    """The operator for this kind of A; the ops are called by `name`."""
+    """Returns the operator for this kind of A, whose ops are named by `name`."""
     return Operator(
         name,
         scan_arguments(A, methods, cu_seqlens, INPUT_DELTA),

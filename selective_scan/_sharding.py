@@ -1,6 +1,6 @@
 """Calls with DTensors: every rank calls the op with its own rows of the batch, or its own channels.
 
-How the first of an operator's tensors is sharded decides for all of them.
+The sharding of an operator's anchor tensor determines that of all others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def are_distributed(arguments: Sequence) -> bool:
-    """Whether there is a DTensor among these; none is, before the module was imported."""
+    """Returns whether a DTensor is among the arguments, which requires that its module has been
+    imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(it, module.DTensor) for it in arguments)
 
@@ -30,11 +31,12 @@ def are_distributed(arguments: Sequence) -> bool:
 def call_sharded(
     operator: Callable, name: str, table: Table, declared: Sequence[Result], arguments: Sequence
 ) -> tuple | DTensor:
-    """The results of an operator of this name, table and results, sharded as its anchor is; saved
-    states are the rank's own.
+    """Returns the results of an operator of this name, table and results, sharded like its anchor.
+    Saved states stay local to the rank.
 
-    A tensor that has no such dimension is the same on all ranks, and its gradient the sum of what
-    they find. Results need no communication, and of the others none that lies as it must.
+    A tensor without the sharded dimension is replicated, and its gradient is the sum over the
+    ranks. Results need no communication, and neither do arguments that are already placed as
+    required.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -84,7 +86,7 @@ def call_sharded(
 
 
 def _split_dims(name: str, dims: Sequence[str], anchor: DTensor) -> list[str | None]:
-    """The dimension that each dimension of the mesh shares out."""
+    """Returns the dimension that each mesh dimension shards, None if it replicates."""
     from torch.distributed.tensor import Replicate, Shard
 
     split = []
@@ -101,7 +103,8 @@ def _split_dims(name: str, dims: Sequence[str], anchor: DTensor) -> list[str | N
 
 
 def _dims(argument: TensorArgument, tensor: Tensor) -> tuple[str, ...]:
-    """The names of a tensor's dimensions; groups of channels are split as these are."""
+    """Returns the names of a tensor's dimensions, where several groups of channels count as "dim",
+    since they are sharded with the channels."""
     dims = by_batch(argument.dims_of(tensor))
     if "groups" in dims and tensor.shape[dims.index("groups")] > 1:
         return tuple("dim" if dim == "groups" else dim for dim in dims)

@@ -1,4 +1,4 @@
-"""Pools of states, of which the rows or the packed sequences of a call have some slots."""
+"""Pools of states, from which the rows or the packed sequences of a call use some slots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ._checks import BOOL, INTEGER, Call, fail
 from ._table import Number, Shape, TensorArgument
 
-# How an operator's table names the slots of its sequences.
+# The arguments by which an operator's table assigns slots to its sequences.
 SLOTS = (
     TensorArgument("cache_indices", INTEGER, ("sequences",), optional=True),
     TensorArgument("has_initial_state", BOOL, ("sequences",), optional=True),
@@ -19,13 +19,14 @@ SLOTS = (
 
 
 def pool_of(*dims: str, indices: str = "cache_indices", rows: str = "sequences") -> Shape:
-    """`dims` are those of a slot. Without indices every row has the slot of its own number."""
+    """Returns the shape of a pool whose slots have dimensions `dims`. Without the argument
+    `indices`, every row uses the slot of its own number."""
     return Shape((("slots", *dims),), where=indices, otherwise=((rows, *dims),))
 
 
 def are_slots(name: str, indices: Tensor, slots: int, pad_slot_id: int) -> Tensor:
-    """Which of these indices are slots' and not padding, for the references; refuses one of a slot
-    that there is not."""
+    """Returns a mask of the indices that name a slot and are not padding, for the references.
+    Refuses an index past the last slot."""
     are_named = (indices >= 0) & (indices != pad_slot_id)
     beyond = indices[are_named & (indices >= slots)]
     if beyond.numel() > 0:
@@ -34,8 +35,10 @@ def are_slots(name: str, indices: Tensor, slots: int, pad_slot_id: int) -> Tenso
 
 
 def slots_of_rows(call: Call, name: str, pool: Tensor) -> tuple[Tensor, Tensor]:
-    """The slot of every row of the batch, by the indices of this name or without them its own
-    number; and whether it has one."""
+    """Returns the slot of every row of the batch, and whether the row has one.
+
+    The argument `name` holds the slots; without it, every row uses the slot of its own number.
+    """
     if name not in call.tensors:
         rows = torch.arange(call.sizes["batch"], device=pool.device)
         return rows, torch.ones_like(rows, dtype=torch.bool)
@@ -44,21 +47,22 @@ def slots_of_rows(call: Call, name: str, pool: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slots_named(call: Call, name: str, indices: Tensor, pool: Tensor) -> list[int | None]:
-    """The slots that these indices name, None for padding, read back to the host."""
+    """Returns the slots that the indices name, None for padding, read back to the host."""
     are_named = are_slots(name, indices, len(pool), call.options["pad_slot_id"])
     pairs = zip(indices.tolist(), are_named.tolist(), strict=True)
     return [index if is_named else None for index, is_named in pairs]
 
 
 def slots_of(call: Call, pool: Tensor) -> list[int | None]:
-    """That of every sequence."""
+    """Returns the slot of every sequence, None for padding."""
     if "cache_indices" not in call.tensors:
         return list(range(call.sizes["sequences"]))
     return slots_named(call, "cache_indices", call["cache_indices"], pool)
 
 
 def first_states(call: Call, pool: Tensor, slots: list[int | None]) -> list[Tensor | None]:
-    """What every sequence that has a slot begins with, in the dtype of arithmetic."""
+    """Returns the initial state of every sequence, None without a slot, in the dtype of the
+    arithmetic."""
     flags = call.tensors.get("has_initial_state")
     have_state = [False] * len(slots) if flags is None else flags.tolist()
     return [
@@ -72,6 +76,6 @@ def first_states(call: Call, pool: Tensor, slots: list[int | None]) -> list[Tens
 
 
 def boundaries_of(call: Call, total: int) -> list[tuple[int, int]]:
-    """The begin and end of every sequence; those out of range are moved into it."""
+    """Returns the begin and end of every sequence, clamped to the range of steps."""
     bounds = call["cu_seqlens"].clamp(0, total).tolist()
     return [(begin, max(begin, end)) for begin, end in itertools.pairwise(bounds)]

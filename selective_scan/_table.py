@@ -1,7 +1,7 @@
-"""What the arguments of an operator must be: a table.
+"""Tables that declare the arguments of an operator.
 
-csrc/torch/argument_tables.py writes the tables as C++'s. A dtype or a shape that a function of an
-operator's own checks, C++ does not have from here.
+csrc/torch/argument_tables.py translates the tables to C++. A dtype or a shape that an operator
+checks by its own function is not translated.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class TensorArgument:
 
     Attributes:
         name: as in the schema of the op.
-        dtypes: those allowed, or what finds them, and a remark on them, for a tensor of a call.
-        shape: the names of its dimensions, which make a Shape; or one, or what else checks it.
-        optional: whether it may be None.
-        dims: the names of its dimensions, where `shape` is a function of one's own.
-        is_changed: whether the op changes it in place.
+        dtypes: the allowed dtypes, or a function that returns them and a remark, for a given call.
+        shape: the names of the dimensions, which are converted to a Shape; or a Shape, or another
+            function that checks the shape.
+        optional: whether the argument may be None.
+        dims: the names of the dimensions, if `shape` is a function other than a Shape.
+        is_changed: whether the op changes the tensor in place.
     """
 
     name: str
@@ -65,7 +66,7 @@ class TensorArgument:
         return self.dtypes not in (INTEGER, BOOL)
 
     def tensors(self, value: Tensor | None) -> dict[str, Tensor]:
-        """Those that an argument of this value has, by name."""
+        """Returns the tensors in a value of this argument, by name."""
         return {} if value is None else {self.name: value}
 
     def check_type(self, value: object) -> None:
@@ -83,25 +84,25 @@ class TensorArgument:
         self.shape(name, tensor, call)
 
     def dims_of(self, tensor: Tensor) -> tuple[str, ...]:
-        """What a tensor's dimensions are called; nothing where there are none of this rank."""
+        """Returns the names of a tensor's dimensions, an empty tuple if none match its rank."""
         if not isinstance(self.shape, Shape):
             return self.dims
         return next((dims for dims in self.shape.alternatives if len(dims) == tensor.dim()), ())
 
     @property
     def dim_names(self) -> set[str]:
-        """The names of all dimensions that it may have."""
+        """The names of all dimensions that the tensor may have."""
         return self.shape.names if isinstance(self.shape, Shape) else set(self.dims)
 
 
 @dataclass(frozen=True)
 class TensorList(TensorArgument):
-    """An argument that is a list of tensors, all of one dtype and shape, whose names have their
-    number: ``weights[3]``. The others of a table that is `measured_by` one have as many.
+    """An argument that is a list of tensors of one dtype and shape, named by their index, such as
+    ``weights[3]``. All lists of a table have as many tensors as the one it is `counted_by`.
 
     Attributes:
-        optional: whether it may be None, or empty.
-        same_dtype: the list whose first tensor has the dtype, if not this one.
+        optional: whether the list may be None or empty.
+        same_dtype: the list whose first tensor determines the dtype, if not this list.
     """
 
     same_dtype: str | None = None
@@ -129,14 +130,14 @@ class TensorList(TensorArgument):
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is a bool, NumPy's too, or one of some choices; left out, it is False, or
-    the first, or None if it is optional.
+    """An argument that is a bool (possibly NumPy's) or one of some choices. Its default is False or
+    the first choice, or None if it is optional.
 
     Attributes:
         name: as in the schema of the op.
-        choices: all of one type.
-        none_is_default: whether None stands for the value left out.
-        optional: whether None is a value of its own.
+        choices: the allowed values, all of one type; a bool if there are none.
+        none_is_default: whether None stands for the default.
+        optional: whether None is a separate value.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Option:
     def check_type(self, value: object) -> None:
         if value is None and (self.none_is_default or self.optional):
             return
-        is_flag = isinstance(value, bool) or _is_numpy_bool(value)  # a bool is an int, too
+        is_flag = isinstance(value, bool) or _is_numpy_bool(value)  # a bool is also an int
         if is_flag != (self.type is bool) or not (is_flag or isinstance(value, self.type)):
             wanted = _with_article(self.type)
             fail_on_type(self.name, f"{wanted} or None" if self.optional else wanted, value)
@@ -175,8 +176,8 @@ class Number:
 
     Attributes:
         name: as in the schema of the op.
-        default: what it is where it is left out.
-        low: the least that it may be; None is any.
+        default: the default value.
+        low: the smallest allowed value; None means no limit.
     """
 
     name: str
@@ -202,7 +203,7 @@ def _with_article(kind: type) -> str:
 
 
 def _is_numpy_bool(value: object) -> bool:
-    """NumPy, which calls its type bool_ or bool, need not be installed."""
+    """Recognizes NumPy's bool by name, bool_ or bool, since NumPy need not be installed."""
     kind = type(value)
     return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
@@ -229,14 +230,14 @@ class Table:
     """The arguments of an operator, in the order of its op.
 
     Args:
-        arguments: what they are.
-        anchor: the tensor on whose device the others are.
-        complex_by: the tensors of which any makes the state complex, if it is so itself.
-        counted_by: the list of tensors of which others have as many.
-        measured_by: the tensors whose shapes are looked at before those of the others.
-        equal_sizes: for calls without an argument, by its name, a dimension and another one that
-            is as large then.
-        relations: fails where arguments, each right by itself, do not go together.
+        arguments: their declarations.
+        anchor: the tensor whose device all others must share.
+        complex_by: the tensors that make the state complex if any of them is complex.
+        counted_by: the list of tensors whose length all other lists must have.
+        measured_by: the tensors whose shapes are checked before those of the others.
+        equal_sizes: maps the name of an argument to two dimensions that have the same size in
+            calls without this argument.
+        relations: fails if arguments that are valid by themselves do not fit together.
     """
 
     def __init__(
@@ -262,7 +263,8 @@ class Table:
         self.by_shape = self._in_order_of_shapes(measured_by)
 
     def _in_order_of_shapes(self, measured_by: tuple[str, ...]) -> list[TensorArgument]:
-        """Those first by whose sizes the shapes of others are measured."""
+        """Returns the tensors in the order in which their shapes are checked: first the ones that
+        determine the sizes of others."""
         order = []
         bounds = [argument for argument in self.tensors if "sequences+1" in argument.dim_names]
         for argument in sorted(
@@ -274,19 +276,19 @@ class Table:
         return order
 
     def check_types(self, values: Sequence[object]) -> None:
-        """TypeError unless every tensor is one, and then every option what it must be."""
+        """Raises a TypeError if a tensor or, after those, an option has a wrong type."""
         given = dict(zip(self.names, values, strict=False))
         for argument in (*self.tensors, *self.options):
             argument.check_type(given[argument.name])
 
     def check_values(self, values: Sequence[object]) -> Call:
-        """Checks as check does. PyTorch may have left out the last values, or put one of its own
-        behind them."""
+        """Calls check() with the arguments of an op by position. PyTorch may omit the last values,
+        or append one of its own."""
         filled = (*values, *self.defaults[len(values) :])
         return self.check(dict(zip(self.names, filled, strict=False)))
 
     def check(self, given: Mapping[str, object]) -> Call:
-        """RuntimeError unless values of the right types are right in all else, too."""
+        """Raises a RuntimeError if values, which have the right types, are otherwise invalid."""
         for option in self.options:
             option.check_value(given[option.name])
         self._check_counts(given)
@@ -342,23 +344,22 @@ class BroadcastableTo:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a tensor's dimensions are called: of several alternatives that of its rank.
+    """The names of a tensor's dimensions. Of several alternatives, the one of its rank applies.
 
-    A dimension "heads?" is only there where an argument before has one of that name. There are as
-    many "groups" as the tensor has. The others are as in `Expression`.
+    A dimension "heads?" exists only if an earlier argument has a dimension "heads". "groups" may
+    have any size. The other names are as in `Expression`.
 
     Attributes:
-        alternatives: at least one.
-        where: the argument with which `alternatives` hold; without it `otherwise` does.
-        two_of: the last dimension, of which a real tensor has two values where the state is
+        alternatives: one or more tuples of names.
+        where: the argument with which `alternatives` apply; without it `otherwise` does.
+        two_of: the last dimension, in which a real tensor has two values per entry if the state is
             complex.
-        divided: the dimension that groups share, the first of these that the call has. With it the
-            tensor is B or C, which has "groups", or is of one group if it has a "batch", or is
-            constant.
+        divided: names of which the first one in the call is the dimension that groups divide. If
+            given, the tensor is B or C: with "groups", with a "batch" and one group, or constant.
         is_packed: whether these are the boundaries of sequences in the anchor, whose batch is 1.
-        one: the dimension whose size is 1 where no argument before has it.
-        most: the largest size of the last dimension, if any.
-        before: what fails in some calls, before all that. C++ has a function of its own for it.
+        one: a dimension whose size is 1 unless an earlier argument has determined it.
+        most: the largest size of the last dimension, if limited.
+        before: a check that runs first and fails in some calls. C++ has its own function for it.
     """
 
     alternatives: tuple[tuple[str, ...], ...]
@@ -375,7 +376,7 @@ class Shape:
         for dim in (*self.names, f"2*{self.two_of}"):
             if not dim.rstrip("?").isidentifier() and dim != ELLIPSIS:
                 EXPRESSIONS[dim] = Expression.of(dim)
-        # Most are no more than names, and take less time to check.
+        # Most shapes consist of names only, which are checked faster.
         has_optional = "?" in "".join(self.names)
         conditions = (self.where, self.two_of, self.one, self.most, self.before)
         is_plain = len(self.alternatives) == 1 and all(it is None for it in conditions)
@@ -434,17 +435,17 @@ CU_SEQLENS = TensorArgument(
 )
 
 
-# --- dtypes that others decide --------------------------------------------------------------------
+# --- dtypes determined by other arguments ---------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """Dtypes, and a remark on them.
+    """Allowed dtypes, a remark on them, and the conditions under which they apply.
 
     Attributes:
-        is_complex: that of the state of the calls of which they hold, if not of all.
-        rank: likewise, of tensors.
-        given: an argument that is there, or True, in these calls.
-        is_half: whether it is for tensors of float16 and bfloat16 alone.
+        is_complex: whether the call's state must be complex; None means either.
+        rank: the rank that the tensor must have; None means any.
+        given: an argument that must be given, or True; None means no condition.
+        is_half: whether the case applies only to float16 and bfloat16 tensors.
     """
 
     dtypes: Dtypes
@@ -465,7 +466,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Cases:
-    """The dtypes of the first case that holds."""
+    """The dtypes of the first case that applies."""
 
     cases: tuple[Case, ...]
 
@@ -476,7 +477,7 @@ class Cases:
 
 @dataclass(frozen=True)
 class DtypeOf:
-    """That of another argument."""
+    """The dtype of another argument."""
 
     other: str
     remark: str = ""
@@ -487,7 +488,8 @@ class DtypeOf:
 
 STATE_DTYPES = Cases((Case(COMPLEX, is_complex=True), Case(SINGLE_OR_DOUBLE)))
 REAL_OR_COMPLEX = Cases((Case(COMPLEX, " (complex A)", is_complex=True), Case(REAL)))
-# B and C may have these dtypes where A is complex: constant ones, then those with steps.
+# The dtypes of B and C: constant ones if A is complex, variable ones if A is complex, then those of
+# a real A.
 PROJECTION_DTYPES = Cases(
     (
         Case(COMPLEX, " (complex A, constant B and C)", is_complex=True, rank=2),

@@ -1,4 +1,4 @@
-"""What type checkers are told beside the annotations."""
+"""Hints for type checkers beyond the annotations."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def typed_as(_twin: Callable[[], Function]) -> Callable[[Callable[..., object]], Function]:
-    """Gives a function, which is left as it is, the overloads of another one, its twin."""
+    """Returns a decorator that gives a function, itself unchanged, the overloads of its twin."""
     return lambda function: cast(Function, function)

@@ -1,3 +1,3 @@
-"""The version, named once."""
+"""The package's version, defined only here."""
 
 __version__ = "0.1.0"

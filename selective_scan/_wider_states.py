@@ -1,5 +1,5 @@
-"""Stacks whose states are kept as mamba_ssm and transformers keep them: the convolution's last
-d_conv inputs, one more than a step reads."""
+"""Stacks whose states have the layout of mamba_ssm and transformers: the convolution's last d_conv
+inputs, one more than a step reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = "_selective_scan_states"
 
 
 class _WiderStates(NotCopied):
-    """Views of a stack's states, by which it takes a step."""
+    """Views of a stack's states in the layout that a step takes."""
 
     def __init__(self, states: States) -> None:
         self._tensors = [*chain(*states)]
@@ -34,13 +34,13 @@ class _WiderStates(NotCopied):
 
     @classmethod
     def of(cls, states: States, owner: object | None) -> _WiderStates:
-        """Those that the owner has, if these are its states still, or else new ones."""
+        """Returns the views kept by the owner if they are of these states, otherwise new views."""
         own = getattr(owner, "__dict__", None)
         if own is None or torch.compiler.is_compiling():
             return cls(states)
         kept = own.get(_NAME)
         if kept is None or not are_the_same([*chain(*states)], kept._tensors):
-            # Views that are made in inference mode could be changed in no other.
+            # Views made in inference mode could not be changed outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 kept = own[_NAME] = cls(states)
         return kept
@@ -54,17 +54,17 @@ def steps_in_one(
     head: nn.Module | None = None,
     owner: object | None = None,
 ) -> Tensor | None:
-    """One step through one or several layers by one operator, see step_in_one.
+    """Takes one step through one or several layers by one operator, see step_in_one.
 
     Args:
-        mixers, hidden, stack, head: as there.
-        states: the layers', of more than one input each.
-        owner: an object that has the states, and keeps what is known of them from step to step.
+        mixers, hidden, stack, head: as in step_in_one.
+        states: the layers' states, each with more than one input of the convolution.
+        owner: the object that holds the states, on which the views are kept from step to step.
     """
-    if not serves(hidden):  # is asked first, so that others make no views
+    if not serves(hidden):  # checked first, so that unsupported calls make no views
         return None
     views = _WiderStates.of(states, owner)
-    if not views.are_of_one_size:  # the operator takes no such layers
+    if not views.are_of_one_size:  # the operator does not support layers of different sizes
         return None
     next_oldest = torch.stack(views.next_oldest)
     out = step_in_one(mixers, hidden, views.caches, stack, head)

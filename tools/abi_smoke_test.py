@@ -1,7 +1,7 @@
-"""Checks an installed wheel of selective_scan: its libraries load, the CPU kernels are right, and
-what C++ refuses arrives in Python with its words.
+"""Checks an installed wheel of selective_scan: its libraries load, the CPU kernels are correct, and
+error messages of C++ arrive in Python.
 
-Needs no GPU. Run it outside the source tree, by the Python of the environment to be checked.
+Needs no GPU. Run it outside the source tree, with the Python of the environment to check.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_cpu(method: str) -> float:
-    """The largest relative error of the output and the gradients against the fp64 reference."""
+    """Returns the largest relative error of the output and the gradients against the fp64
+    reference."""
     batch, dim, dstate, seqlen = 2, 12, 16, 67
     inputs = {
         "u": torch.randn(batch, dim, seqlen),
@@ -48,7 +49,7 @@ def check_cpu(method: str) -> float:
 
 
 def check_refusal() -> str:
-    """Has C++ throw, which the checks of the Python functions would come before."""
+    """Makes C++ throw by calling an op directly; the Python function would refuse it first."""
     u, A = torch.ones(2, 12, 67), torch.ones(12, 16)
     B = torch.ones(2, 1, 16, 66)
     try:
@@ -59,7 +60,7 @@ def check_refusal() -> str:
 
 
 def check_cuda_library() -> str:
-    """Loads the CUDA library, which a machine without a GPU can do as well, and names its build."""
+    """Loads the CUDA library, which does not need a GPU, and returns a description of its build."""
     if torch.version.cuda is None:
         return "not loaded: this torch is not a CUDA build"
     library = Path(selective_scan.__file__).with_name("_cuda.so")

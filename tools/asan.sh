@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the CPU library with AddressSanitizer and UBSan in a folder of its own, and runs tests on it.
+# Builds the CPU library with AddressSanitizer and UBSan in a separate folder, and runs tests on it.
 #
 #   asan.sh PYTHON FOLDER [PYTEST ARGUMENT ...]
 set -euo pipefail
@@ -9,14 +9,14 @@ shift 2
 
 SELECTIVE_SCAN_SANITIZE=1 "$python" setup.py build --build-base "$folder" --build-lib "$folder/lib"
 
-# Python itself is not instrumented, so the sanitizer's run-time library has to be loaded first.
-# Leaks are not reported: the interpreter keeps memory until it exits.
+# Python itself is not instrumented, so the sanitizer's runtime library must be loaded first. Leaks
+# are not reported, since the interpreter keeps memory until it exits.
 compiler=${CXX:-c++}
 export LD_PRELOAD="$("$compiler" -print-file-name=libasan.so):$("$compiler" -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
-# The build goes before the source tree: pytest is called by its script, since python -m would put
-# the current folder first.
+# The build must precede the source tree on the module path. pytest is therefore called by its
+# script, since python -m would put the current folder first.
 export PYTHONPATH=$PWD/$folder/lib
 (cd "$folder" && "$python" -c '
 import selective_scan, sys

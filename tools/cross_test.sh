@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compiles the CPU sources by another compiler, for another platform but by Clang, and runs the tests
-# that need no PyTorch (tests/native_test.cpp), under an emulator where it takes one, once with each
-# instruction set.
+# Compiles the CPU sources for another platform (arm64, Windows) or with another compiler (Clang),
+# and runs the tests that need no PyTorch (tests/native_test.cpp), under an emulator if necessary,
+# once with each instruction set.
 #
 #   cross_test.sh arm64|clang|windows FOLDER    compile and run
 #   cross_test.sh arm64|clang|windows           print the Debian packages to install, nothing if none
 #
-# CXX names another compiler, EMULATOR another way to run its programs ("" runs them as they are).
+# CXX names another compiler, EMULATOR another way to run its programs ("" runs them directly).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case $1 in
@@ -19,9 +19,9 @@ case $1 in
     packages=clang
     ;;
   windows)
-    # GCC's stack on 64-bit Windows is aligned to 16 bytes, but unless it is patched, as Debian's is,
-    # it moves larger vectors as if these were aligned (its bug 54412). The assembler mends that.
-    # There are three instruction sets, and -O1 makes them in two thirds of the time of -O2.
+    # GCC aligns the stack on 64-bit Windows to 16 bytes, but moves larger vectors with aligned
+    # instructions (its bug 54412) unless it is patched, as Debian's is. The assembler's flag fixes
+    # that. -O1 compiles the three instruction sets in two thirds of the time of -O2.
     compiler=${CXX:-x86_64-w64-mingw32-g++} emulator=${EMULATOR-wine}
     flags="-O1 -Wa,-muse-unaligned-vector-move"
     packages="g++-mingw-w64-x86-64 wine wine64"
@@ -60,8 +60,8 @@ printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
 objects=()
 for source in "${sources[@]}"; do objects+=("$folder/${source//\//_}.o"); done
 "$compiler" -static "${objects[@]}" -o "$folder/native_test.exe"
-# Wine keeps its files beside the program, and asks for no add-ons. One server stays for all runs:
-# left to itself it ends with each program, and the next may meet it while it does.
+# Wine keeps its files in the build folder and does not ask for add-ons. One server serves all runs:
+# by default it exits after each program, and the next program could start while it exits.
 if [[ $emulator == wine* ]]; then
   export WINEPREFIX=$PWD/$folder/wine WINEDEBUG=-all WINEDLLOVERRIDES="mscoree,mshtml="
   mkdir -p "$WINEPREFIX"

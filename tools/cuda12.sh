@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Compiles one source of each folder of CUDA kernels by nvcc of CUDA 12, whatever CUDA is used here:
-# its front end takes less of C++20 than that of CUDA 13; two of them for Turing, too. Nothing is
-# linked, and nothing runs.
+# Compiles one source of each folder of CUDA kernels with CUDA 12's nvcc, whichever CUDA is used
+# otherwise, since its front end supports less of C++20 than CUDA 13's. Two sources are also
+# compiled for Turing. Nothing is linked or run.
 #
-#   cuda12.sh toolkit PYTHON FOLDER    find such an nvcc, or fail with words
-#   cuda12.sh compile PYTHON FOLDER    do so, and compile
+#   cuda12.sh toolkit PYTHON FOLDER    find such an nvcc, or fail with a message
+#   cuda12.sh compile PYTHON FOLDER    find it and compile
 #
-#   CUDA12_HOME, when set, names a toolkit of CUDA 12. Else its parts are put together in FOLDER, for
-#   no registry has them all: the headers are PyPI's, the compiler is that of Debian 13, of which
-#   apt is asked for the one package, without installing it.
+#   CUDA12_HOME, if set, names a toolkit of CUDA 12. Otherwise one is assembled in FOLDER, since no
+#   registry has all parts: the headers come from PyPI, the compiler from Debian 13, whose package
+#   apt downloads without installing it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 package=nvidia-cuda-toolkit suite=trixie component=non-free
 headers=(nvidia-cuda-nvcc-cu12==12.4.131 nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cccl-cu12==12.6.77)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# The mirror from which this system has its own packages.
+# Prints the mirror of this system's own packages.
 mirror() {
   [[ -e $keyring ]] && command -v apt-get > /dev/null &&
     apt-get indextargets --format '$(SITE)' 'Origin: Debian' 'Created-By: Packages' | head -n 1
@@ -25,7 +25,7 @@ python=$2 folder=$3
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 
-# A package of another release than this system's, by lists and settings of its own.
+# Downloads the package from another release than this system's, with separate lists and settings.
 download() {
   local sources=$folder/apt/sources.list.d
   mkdir -p "$sources" "$folder/apt/lists/partial" "$folder/apt/archives/partial"
@@ -71,8 +71,9 @@ fi
 "$home/bin/nvcc" --version | grep 'release 12\.'
 [[ $1 == compile ]] || exit 0
 
-# Where there is one for each method: zoh's. Of types of elements bfloat16, for the others are further
-# instances of the same templates. Nobody runs the code, so that it need not be good.
+# Of the sources that exist for each method only zoh's is compiled, and of the element types only
+# bfloat16, since the others are further instances of the same templates. The code is never run, so
+# it is compiled with little optimization.
 "$python" - "$folder/zoh" << 'END'
 import sys
 from pathlib import Path

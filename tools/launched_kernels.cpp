@@ -1,5 +1,5 @@
 // Appends the names of this library's kernels that a process launches, each once, to the file that
-// LAUNCHED_KERNELS names. CUDA's driver loads it into every process with CUDA_INJECTION64_PATH.
+// LAUNCHED_KERNELS names. The CUDA driver loads it into every process with CUDA_INJECTION64_PATH.
 
 #include <cupti.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 namespace {
 
-/// Processes share the file: a name is one write to its end.
+/// Appends a name to the file by a single write, since several processes share the file.
 void note(const char* name) {
   static std::mutex mutex;
   static std::unordered_set<std::string> names;
@@ -27,7 +27,7 @@ void note(const char* name) {
 
 void CUPTIAPI look(void*, CUpti_CallbackDomain, CUpti_CallbackId, const void* data) {
   const auto& call = *static_cast<const CUpti_CallbackData*>(data);
-  const char* const name = call.symbolName;  // null but of launches
+  const char* const name = call.symbolName;  // null unless the call is a launch
   if (call.callbackSite == CUPTI_API_ENTER && name != nullptr &&
       std::strstr(name, "selective_scan") != nullptr) {
     note(name);

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compiles the CPU library for macOS on Apple's processors, with warnings as errors, and links it
-# with PyTorch's libraries for macOS, which must have all that it asks of them. Nothing of it runs.
+# Compiles the CPU library for macOS on Apple processors, with warnings as errors, and links it with
+# PyTorch's libraries for macOS, which must provide every symbol it needs. Nothing is run.
 #
-#   macos.sh parts PYTHON FOLDER      bring to FOLDER what that takes, or fail with words
-#   macos.sh compile PYTHON FOLDER    do so, and compile; PYTHON has PyTorch
+#   macos.sh parts PYTHON FOLDER      download the required parts to FOLDER, or fail with a message
+#   macos.sh compile PYTHON FOLDER    do so and compile; PYTHON must have PyTorch
 #
-# The compiler is Clang as PyPI's ziglang has it, with libc++ and Apple's headers; PyTorch's headers
-# and libraries are those of its wheel for macOS.
+# The compiler is the Clang of PyPI's ziglang, which includes libc++ and Apple's headers. PyTorch's
+# headers and libraries come from its wheel for macOS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$2 folder=$3
@@ -45,7 +45,7 @@ import argument_tables
 argument_tables.write(Path(sys.argv[1]))
 END
 mapfile -t sources < <(find csrc/cpu csrc/torch -name '*.cpp' -not -name '*_cuda.cpp' | sort)
-# Nobody runs the code, so that it need not be good.
+# The code is never run, so it is compiled without optimization.
 printf '%s\n' "${sources[@]}" | PYTHONPATH=$folder/zig xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
   echo "clang for macOS: {}"
   "$1" -m ziglang c++ -target "$3" -std=c++20 -O0 -DNDEBUG -fvisibility=hidden -Wall -Wextra -Werror \

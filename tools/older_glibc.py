@@ -2,10 +2,10 @@
 
     older_glibc.py FOLDER RELEASE      writes FOLDER for a RELEASE such as 2.28 and the compiler CXX
 
-A linker takes the newest version of each of glibc's functions: `dlsym` of 2.34, which an older
-system refuses to load, although it has the same function by an older version. With
-LDFLAGS=-LFOLDER the linker finds there, before glibc's own libraries, libraries without code that
-offer those functions by the version that RELEASE has.
+A linker binds each of glibc's functions to its newest version, such as `dlsym` of 2.34. An older
+system refuses to load that, although it has the function under an older version. With
+LDFLAGS=-LFOLDER the linker finds libraries without code before glibc's own, which export those
+functions under the version of RELEASE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-# Where functions were before glibc 2.34 put them into libc.so.6.
+# The libraries that had these functions before glibc 2.34 moved them into libc.so.6.
 FORMER_LIBRARIES = {
     r"dl\w+": "libdl.so.2",
     r"_*(pthread|sem)_\w+": "libpthread.so.0",
@@ -36,8 +36,8 @@ def find_file(compiler: str, name: str) -> str:
 
 
 def older_functions(library: str, release: tuple[int, ...], renewed: bool) -> dict[str, str]:
-    """A library's functions, each with the newest version that `release` has; `renewed`: those
-    alone that have a newer one."""
+    """Returns a library's functions, each with the newest version that `release` has; with
+    `renewed` only the functions that also have a newer version."""
     command = ["readelf", "--dyn-syms", "--wide", library]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     versions = defaultdict(list)
@@ -70,7 +70,7 @@ def main() -> None:
     folder, release = Path(sys.argv[1]).absolute(), as_numbers(sys.argv[2])
     compiler = os.environ.get("CXX") or "c++"
     folder.mkdir(parents=True, exist_ok=True)
-    # A linker takes one library of a name: libm.so.6 has to be whole.
+    # A linker uses only one library of a name, so the stand-in for libm.so.6 must be complete.
     math = older_functions(find_file(compiler, "libm.so.6"), release, renewed=False)
     libm = write_stand_in(compiler, folder, "libm.so.6", math)
     (folder / "libm.so").write_text(f"INPUT({libm})\n")

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs the CUDA tests on code of an older architecture, whatever GPU is there: the library holds its
-# PTX alone, which the driver compiles, and plans are made for a GPU of that architecture. Speed
-# says nothing here.
+# Runs the CUDA tests on code of an older architecture, on any GPU: the library contains only that
+# architecture's PTX, which the driver compiles, and plans are made for a GPU of that architecture.
+# The speed is not representative.
 #
 #   test_ptx.sh PYTHON ARCH FOLDER [ARGUMENT ...]
-#     PYTHON    of an environment with what the tests need, on a machine with nvcc and a GPU
-#     ARCH      75, of which a T4 is, or 80, of which an A100 is
-#     FOLDER    for the build, and for what the driver has compiled
-#     ARGUMENT  of pytest, in the place of all tests of a GPU that are not slow
+#     PYTHON    the Python of an environment for the tests, on a machine with nvcc and a GPU
+#     ARCH      75, for plans of a T4, or 80, for plans of an A100
+#     FOLDER    for the build, and for the driver's cache of compiled code
+#     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 arch=$2 folder=$3
@@ -26,7 +26,7 @@ root=$PWD folder=$(cd "$folder" && pwd)
 
 USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${arch:0:1}.${arch:1}-virtual "$python" setup.py build \
   --build-base "$folder/build" --build-lib "$folder/lib"
-# Processes share what the driver has compiled, if the cache has room for all of it.
+# Processes share the driver's compiled code if the cache is large enough for all of it.
 export CUDA_CACHE_PATH=$folder/cache CUDA_CACHE_MAXSIZE=4294967295
 export SELECTIVE_SCAN_CUDA_DEVICE="$facts" PYTHONPATH=$folder/lib
 cd "$folder" # where Python finds the package of PYTHONPATH, and not the source tree's

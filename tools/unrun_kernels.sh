@@ -2,9 +2,9 @@
 # Runs the CUDA tests and prints the kernels of the library that none of them launched.
 #
 #   unrun_kernels.sh PYTHON FOLDER [ARGUMENT ...]
-#     PYTHON    of an environment with what the tests need, on a machine with a GPU and CUDA's toolkit
-#     FOLDER    for what has been launched
-#     ARGUMENT  of pytest, in the place of all tests of a GPU that are not slow
+#     PYTHON    the Python of an environment for the tests, with a GPU and the CUDA toolkit
+#     FOLDER    for the lists of kernels
+#     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 folder=$2
@@ -14,7 +14,8 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 rm -f "$folder"/launched.txt
 
-# CUPTI comes with CUDA's toolkit, and with PyTorch, whose copy a process must not have beside another.
+# Both the CUDA toolkit and PyTorch have CUPTI. PyTorch's copy is used, since a process must not
+# load two of them.
 home=${CUDA_HOME:-/usr/local/cuda}
 cupti=$("$python" -c '
 import pathlib, sys

@@ -11,7 +11,7 @@ from harness.problems import Shape, parse_shape
 
 
 def make_parser(documentation: str) -> argparse.ArgumentParser:
-    """A parser whose help is a program's docstring: a description, then "Example:" and calls."""
+    """Returns a parser whose help is a program's docstring: a description, "Example:", calls."""
     description, _, example = documentation.partition("Example:")
     return argparse.ArgumentParser(
         description=description,
@@ -29,7 +29,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The options, `device` among them as the device that is there."""
+    """Returns the options, with `device` as a torch.device that is available."""
     options = parser.parse_args(arguments)
     try:
         options.device = find_device(options.device)
@@ -39,10 +39,10 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argpa
 
 
 def find_device(text: str) -> torch.device:
-    """The device of that name.
+    """Returns the device of a name.
 
     Raises:
-        RuntimeError: there is none, or the kernels for it are missing.
+        RuntimeError: the device does not exist, or the kernels for it are missing.
     """
     from selective_scan import backends
 

@@ -1,4 +1,4 @@
-"""What the machine can do at best: copy bandwidth and the rate of state updates."""
+"""The limits of the machine: copy bandwidth and the rate of state updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from harness.problems import Problem
 from harness.timing import cuda_ms
 
-# Floating-point operations counted per state update of the real zoh scan, exp included.
+# Floating-point operations per state update of the real zoh scan, including exp.
 FLOPS_PER_UPDATE = {"forward": 20, "backward": 50, "forward + backward": 70}
 _SPECIAL_FUNCTIONS_PER_CLOCK_AND_SM = 16  # of every NVIDIA GPU since compute capability 5.0
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
@@ -18,11 +18,12 @@ _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Floors follow from these: a pass moves its bytes once and computes every state update.
+    """The machine's rates, from which the floors follow: a pass moves its bytes once and computes
+    every state update.
 
     On a GPU a state update costs at least one exponential of the special-function unit; on a CPU
-    its floating-point operations at the rate of one core's multiply-adds, times the threads. Of the
-    operators beside the selective scan the bytes alone are counted.
+    its floating-point operations at the rate of one core's multiply-adds, times the threads. For
+    operators other than the selective scan only the bytes are counted.
     """
 
     device_type: str
@@ -32,14 +33,14 @@ class Ceilings:
     source: str = ""
 
     def updates_per_s(self, problem: Problem, which: str, threads: int) -> float | None:
-        """The rate of state updates that arithmetic allows, or None where it is not counted."""
+        """Returns the rate of state updates that arithmetic allows, None if it is not counted."""
         if problem.operator != "selective_scan":
             return None
         if self.device_type == "cuda":
             return self.exp_per_s
         if problem.variant.is_complex or not self.fma_flops_per_s:
             return None
-        wide = 0.5 if problem.dtype == "float64" else 1.0  # half the lanes of a vector
+        wide = 0.5 if problem.dtype == "float64" else 1.0  # half as many elements per vector
         return wide * threads * self.fma_flops_per_s / FLOPS_PER_UPDATE[which]
 
     def __str__(self) -> str:
@@ -52,7 +53,7 @@ class Ceilings:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes read and written per second by a large copy: the best of ten."""
+    """Returns the bytes read and written per second by a large copy, the best of ten."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     if device.type == "cuda":
@@ -63,7 +64,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def exp_rate(device: torch.device) -> float:
-    """Exponentials per second of the special-function units at the highest clock."""
+    """Returns the exponentials per second of the special-function units at the highest clock."""
     properties = torch.cuda.get_device_properties(device)
     clock_khz = getattr(properties, "clock_rate", None)
     if clock_khz is None:
@@ -73,7 +74,7 @@ def exp_rate(device: torch.device) -> float:
 
 
 def multiply_add_rate() -> float:
-    """One core's fp32 operations per second in a matrix product: the best of 200."""
+    """Returns one core's fp32 operations per second in a matrix product, the best of 200."""
     size = 512
     a, b = torch.rand(2, size, size)
     threads = torch.get_num_threads()
@@ -89,7 +90,8 @@ def find_ceilings(
     copy_gb_per_s: float | None,
     exp_per_s: float | None,
 ) -> Ceilings:
-    """Given figures first, then the anchor file's (for a GPU), then measured ones."""
+    """Returns the ceilings: given figures take precedence, then the anchor file's (for a GPU), then
+    measured ones."""
     is_cuda = device.type == "cuda"
     anchors = anchor_ceilings if is_cuda else {}
     if copy_gb_per_s or "copy_GB_s" in anchors:

@@ -1,10 +1,10 @@
-"""Correctness before speed: the kernels on the measured inputs against fp64.
+"""Checks the kernels' results on the measured inputs against fp64 before timing them.
 
-The reference walks through time step by step, which is too slow for long sequences on many
-channels. So a sample of (batch, channel) pairs is compared, over the whole sequence, with the same
+The reference goes through time step by step, which is too slow for long sequences on many channels.
+Therefore a sample of (batch, channel) pairs is compared, over the whole sequence, with the same
 recurrence scanned in parallel in fp64 (`Scan.exact`; a test compares it with the reference). The
-kernels still run on the full problem: dout is zero outside the sample, so every gradient, sums over
-channels and batch included, is that of the sample.
+kernels still run on the full problem: dout is zero outside the sample, so every gradient, including
+sums over channels and batch, is that of the sample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from harness.operators import Scan
 
-# Relative L2 error by the result's dtype: its rounding, with room for the recurrence.
+# The allowed relative L2 error by the result's dtype: its rounding, with a margin for the
+# recurrence.
 TOLERANCE = {
     torch.float64: 1e-11,
     torch.complex128: 1e-11,
@@ -23,7 +24,8 @@ TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 2e-2,
 }
-# Gradients summed over the whole sequence, or over rotations that never decay: terms cancel.
+# The factor by which errors may be larger if terms cancel: in gradients that are summed over the
+# whole sequence, or over rotations that never decay.
 _SUM_SLACK = 50
 _CHANNELS_PER_GROUP = 2
 
@@ -36,7 +38,7 @@ def relative_l2(actual: Tensor, expected: Tensor) -> float:
 
 
 def _sample_channels(dim: int, groups: int, device: torch.device) -> Tensor:
-    """As many channels of each group: its last one and others drawn at random."""
+    """Returns the same number of channels of each group: its last one, and others at random."""
     per_group = dim // groups
     drawn = min(_CHANNELS_PER_GROUP, per_group) - 1
     last = torch.tensor([per_group - 1])
@@ -45,7 +47,8 @@ def _sample_channels(dim: int, groups: int, device: torch.device) -> Tensor:
 
 
 def check(scan: Scan, backward: bool) -> dict[str, float]:
-    """Relative L2 error of the output, the last state and each gradient, over the sample.
+    """Returns the relative L2 error of the output, the last state and each gradient, over the
+    sample.
 
     Raises:
         RuntimeError: an error is above its tolerance, or not a number.
@@ -73,7 +76,7 @@ def check(scan: Scan, backward: bool) -> dict[str, float]:
     if backward:
         dout = torch.zeros_like(scan.dout)
         dout[entry, channels] = scan.dout[entry, channels]
-        # Of a single step without an initial state A has no part in the output.
+        # For a single step without an initial state the output does not depend on A.
         gradients = torch.autograd.grad(
             expected, list(sample.values()), cut(dout).to(expected), materialize_grads=True
         )

@@ -1,4 +1,4 @@
-"""Shapes, types and layouts around every threshold, each beside the nearest ordinary problem."""
+"""Compares shapes, types and layouts around every threshold with the nearest ordinary problem."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _POWERS = tuple(1 << i for i in range(17))
 
 @dataclass(frozen=True)
 class Point:
-    """A problem on an axis of the sweep. Inputs may differ from the problem's in what `change` does
-    to them."""
+    """A problem on an axis of the sweep. `change`, if any, modifies its inputs."""
 
     axis: str
     value: str
@@ -55,7 +54,7 @@ def _varied(problem: Problem, variant: str) -> Problem:
 def _sizes(
     axis: str, base: Problem, field: str, values: Sequence[int], ordinary: Sequence[int]
 ) -> Iterator[Point]:
-    """The values of one size; the ordinary one that is nearest is the neighbour."""
+    """Yields a point for each value of one size; the nearest ordinary value is the neighbor."""
     for value in sorted(set(values)):
         nearest = min(ordinary, key=lambda other: abs(math.log(other / value)))
         if value != nearest:
@@ -64,7 +63,7 @@ def _sizes(
 
 
 def _around(*centres: int, least: int = 1) -> list[int]:
-    """Each of these and its neighbours."""
+    """Returns each of these values and its two neighbors, if at least `least`."""
     values = {centre + move for centre in centres for move in (-1, 0, 1)}
     return sorted(value for value in values if value >= least)
 
@@ -91,7 +90,7 @@ def _constant(name: str) -> Callable[[Scan], None]:
 
 
 def _turned(*names: str) -> Callable[[Scan], None]:
-    """Steps before channels, or before states, in memory."""
+    """Transposes in memory: channels (or states) become contiguous instead of steps."""
 
     def change(scan: Scan) -> None:
         for name in names:
@@ -102,7 +101,7 @@ def _turned(*names: str) -> Callable[[Scan], None]:
 
 
 def _shifted(*names: str) -> Callable[[Scan], None]:
-    """One element off what memory is aligned to."""
+    """Shifts the memory by one element, so that it is misaligned."""
 
     def change(scan: Scan) -> None:
         for name in names:
@@ -114,7 +113,7 @@ def _shifted(*names: str) -> Callable[[Scan], None]:
 
 
 def _padded(*names: str) -> Callable[[Scan], None]:
-    """With one element behind every row."""
+    """Adds one element of padding after every row."""
 
     def change(scan: Scan) -> None:
         for name in names:
@@ -126,7 +125,7 @@ def _padded(*names: str) -> Callable[[Scan], None]:
 
 
 def find_points(base: Problem) -> list[Point]:
-    """All of the sweep, around a base that is itself ordinary."""
+    """Returns all points of the sweep around a base, which is itself ordinary."""
     shape = base.shape
     complex_base = _varied(base, "complex")
     last = _varied(base, "channel-last")
@@ -150,7 +149,7 @@ def find_points(base: Problem) -> list[Point]:
     points += _sizes("batch", base, "batch", batches, (shape.batch,))
     groups = sorted({n for n in (2, 4, 8, shape.dim // 8, shape.dim) if shape.dim % n == 0})
     points += _sizes("groups", base, "groups", groups, (1,))
-    # As many elements, in long sequences of few channels.
+    # The same number of elements, in long sequences of few channels.
     few_channels = min(64, shape.dim)
     long = _resized(
         base, batch=1, dim=few_channels, seqlen=shape.batch * shape.seqlen * shape.dim // 128
@@ -192,10 +191,10 @@ def _passes(scan: Scan, backward: bool) -> dict[str, Callable[[], object]]:
 
 
 def measure_point(point: Point, options: argparse.Namespace) -> list[Row]:
-    """Checks the point, then times its passes and its neighbour's in turns.
+    """Checks the point, then alternates between timing its passes and its neighbor's.
 
-    The ratio is that of the times per state update; but a problem of fewer updates than its
-    neighbour may take as long as that.
+    The ratio is that of the times per state update. If the point has fewer updates than its
+    neighbor, it is the ratio of the times themselves.
     """
     scan = make_scan(point.problem, options.device, options.seed)
     if point.change:
@@ -231,7 +230,7 @@ def measure_point(point: Point, options: argparse.Namespace) -> list[Row]:
 
 
 def choose_points(options: argparse.Namespace) -> list[Point]:
-    """Those around the base of the device, or around what is named."""
+    """Returns the points around the device's base, or around the given shape and dtype."""
     base = BASES["quick" if options.quick else options.device.type]
     if options.shapes:
         base = replace(base, shape=options.shapes[0])

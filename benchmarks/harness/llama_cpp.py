@@ -1,4 +1,4 @@
-"""A language model by llama.cpp, of the same weights: a peer on CPUs, where the packages
+"""A language model with the same weights in llama.cpp: a peer on CPUs, if the packages
 llama-cpp-python and gguf are importable."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from harness.checks import relative_l2
 from harness.models import LanguageModel
 
-# Tokens behind the prompt that a context has room for.
+# The number of tokens after the prompt that fit into a context.
 _STEPS = 2**14
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
-# The names that llama.cpp has for the parts of a layer, by those that Mamba has elsewhere.
+# llama.cpp's names for the parts of a layer, by Mamba's usual names.
 _PARTS = {
     "norm.weight": "attn_norm.weight",
     "mixer.in_proj.weight": "ssm_in.weight",
@@ -30,18 +30,18 @@ _PARTS = {
     "mixer.D": "ssm_d",
     "mixer.out_proj.weight": "ssm_out.weight",
 }
-# These may be bfloat16; llama.cpp wants everything else in float32.
+# These may be bfloat16; llama.cpp requires everything else in float32.
 _MATRICES = ("ssm_in.weight", "ssm_x.weight", "ssm_dt.weight", "ssm_out.weight", "output.weight")
 
 
 def llama_cpp_calls(
     model: LanguageModel, prompt: Tensor, threads: int
 ) -> dict[str, Callable[[], object]]:
-    """The prompt, and then a token, through llama.cpp's model of these weights; nothing where it
-    cannot be had.
+    """Returns calls that run the prompt, and then a token, through llama.cpp's model of these
+    weights; none if llama.cpp is not available.
 
     Raises:
-        RuntimeError: its logits are not the model's.
+        RuntimeError: llama.cpp's logits differ from the model's.
     """
     try:
         import gguf  # noqa: F401
@@ -80,7 +80,7 @@ def llama_cpp_calls(
 
 
 def _write(model: LanguageModel, room: int, path: Path) -> None:
-    """Writes the model as a GGUF file. It has no vocabulary of words: tokens are numbers."""
+    """Writes the model as a GGUF file without a vocabulary of words: tokens are numbers."""
     import gguf
 
     layer = model.layers.layers[0]

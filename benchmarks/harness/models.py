@@ -15,7 +15,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 class LanguageModel(nn.Module):
-    """S6 layers between an embedding and a head; without these for a vocabulary of 0."""
+    """S6 layers between an embedding and a head, which are omitted if the vocabulary is 0."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
             self.head = nn.Linear(d_model, vocabulary, bias=False, **where)
 
     def forward(self, tokens: Tensor, cache: object) -> Tensor:
-        """Logits of the token behind the last one."""
+        """Returns the logits of the token after the last one."""
         hidden = self.embedding(tokens)
         if tokens.shape[1] == 1:
             return self.layers(hidden, cache=cache, head=self.head)[:, -1]
@@ -44,7 +44,7 @@ class LanguageModel(nn.Module):
 
 
 class Step:
-    """Both passes of a function of leaves that require gradients."""
+    """The two passes of a function of leaves that require gradients."""
 
     def __init__(self, function: Callable[[], Sequence[Tensor]], leaves: Sequence[Tensor]) -> None:
         self._function = function
@@ -64,11 +64,11 @@ class Step:
 
 
 def model_step(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Step:
-    """A model's two passes; half precision means autocast over its float32 parameters."""
+    """Returns a model's two passes; half precision means autocast over its float32 parameters."""
     is_half = dtype != torch.float32
 
     def run() -> Sequence[Tensor]:
-        # What is cast is cast in every call, so that CUDA graphs can be made of it.
+        # Without autocast's cache every call casts anew, so that CUDA graphs can capture it.
         with torch.autocast(
             x.device.type, dtype if is_half else None, enabled=is_half, cache_enabled=False
         ):
@@ -78,10 +78,11 @@ def model_step(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Step:
 
 
 def check_layer(layer: MambaMixer, dtype: torch.dtype) -> float:
-    """How far a layer's inside is from the reference in float64, for one short sequence.
+    """Returns the error of the part of a layer between its projections, for one short sequence,
+    against the reference in float64.
 
     Raises:
-        RuntimeError: too far.
+        RuntimeError: the error is above its tolerance.
     """
     weights = (
         *(layer.conv1d.weight, layer.conv1d.bias, layer.x_proj.weight, layer.dt_proj.weight),

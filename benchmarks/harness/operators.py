@@ -1,4 +1,4 @@
-"""Fresh inputs of a problem, the passes of its operator, and its results in fp64.
+"""Creates inputs of a problem, runs the passes of its operator, and computes its results in fp64.
 
 Kernels are called through torch.ops, without autograd.
 """
@@ -23,7 +23,7 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 def prefix_scan(a: Tensor, b: Tensor) -> Tensor:
-    """h[t] = a[t]·h[t-1] + b[t] along the last dimension, by doubling."""
+    """Computes h[t] = a[t]·h[t-1] + b[t] along the last dimension, by doubling."""
     shift = 1
     while shift < a.shape[-1]:
         b = torch.cat([b[..., :shift], a[..., shift:] * b[..., :-shift] + b[..., shift:]], dim=-1)
@@ -34,8 +34,8 @@ def prefix_scan(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def _optional_arguments() -> int:
-    """How many of cu_seqlens and input_delta the ops have: revisions that are compared may lack
-    them."""
+    """Returns how many of the arguments cu_seqlens and input_delta the ops have; older revisions in
+    a comparison may lack them."""
     schema = torch.ops.selective_scan.selective_scan_bwd.default._schema
     names = {argument.name for argument in schema.arguments}
     return len(names & {"cu_seqlens", "input_delta"})
@@ -47,8 +47,8 @@ class Scan:
     Attributes:
         tensors: the inputs that are present, by name; all of them are differentiable.
         dout: the gradient of the output.
-        axes: of each input the meaning of its first dimensions, b for batch and d for channels,
-            where a channel's results depend on no other index of them.
+        axes: for each input the meaning of its first dimensions, b for batch and d for channels. A
+            dimension is included only if a channel's results depend on no other index of it.
     """
 
     names: tuple[str, ...]
@@ -67,19 +67,19 @@ class Scan:
         raise NotImplementedError
 
     def forward(self, save_states: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-        """(out, last_state, what the backward pass starts from)"""
+        """Returns (out, last_state, the tensor saved for the backward pass)."""
         raise NotImplementedError
 
     def backward(self, saved: Tensor, dout: Tensor | None = None) -> Tensors:
-        """The gradient of each present input, by name."""
+        """Returns the gradient of each present input, by name."""
         raise NotImplementedError
 
     def exact(self, tensors: Tensors, channels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(out, last_state) of tensors cut to these channels, in their own precision."""
+        """Returns (out, last_state) of tensors cut to these channels, in the tensors' precision."""
         raise NotImplementedError
 
     def reference(self, tensors: Tensors) -> Tensor:
-        """The package's reference."""
+        """Runs the package's reference."""
         raise NotImplementedError
 
     def randn(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -116,13 +116,13 @@ class Scan:
         return calls
 
     def results(self) -> dict[str, list[Tensor]]:
-        """What either pass computes."""
+        """Returns the results of either pass."""
         *results, saved = self.forward(True)
         present = [result for result in results if result is not None]
         return {"forward": present, "backward": list(self.backward(saved).values())}
 
     def bytes_moved(self, which: str) -> int:
-        """Bytes of a pass that reads every input and writes every result once."""
+        """Returns the bytes of a pass that reads every input and writes every result once."""
         present = nbytes(self.tensors.values())
         forward = present + nbytes([self.dout])
         backward = 2 * present + nbytes([self.dout])
@@ -132,9 +132,9 @@ class Scan:
 
 
 class SelectiveScan(Scan):
-    """Inputs distributed as at Mamba's initialisation.
+    """The selective scan with inputs distributed as at Mamba's initialization.
 
-    A is -(1..N), for complex A -1/2 + iπ(0..N-1); the step sizes softplus(delta + delta_bias) are
+    A is -(1..N), or -1/2 + iπ(0..N-1) if complex. The step sizes softplus(delta + delta_bias) are
     spread around values that are log-uniform in [0.001, 0.1]. With a complex A, variable B and C
     are real tensors of last dimension 2·seqlen.
     """
@@ -172,7 +172,7 @@ class SelectiveScan(Scan):
         return {name: tensors[name] for name in self.names if name in tensors}
 
     def projections(self, state: torch.dtype) -> list[Tensor]:
-        """B and C."""
+        """Returns B and C."""
         shape, variant = self.problem.shape, self.problem.variant
         if variant.is_constant:
             return [self.randn(shape.dim, shape.dstate, dtype=state) for _ in "BC"]
@@ -180,7 +180,7 @@ class SelectiveScan(Scan):
         groups, dstate = shape.groups, shape.dstate
         if "B" in variant.channel_last:
             is_sliced = "B" in variant.slices
-            rank = max(1, shape.dim // 32) if is_sliced else 0  # of dt, as Mamba has it
+            rank = max(1, shape.dim // 32) if is_sliced else 0  # Mamba's dt_rank
             widths = [rank, groups * dstate, groups * dstate]
             rows = self.randn(shape.batch, shape.seqlen, sum(widths), dtype=dtype)
             parts = rows.split(widths, dim=-1)[1:]
@@ -190,7 +190,7 @@ class SelectiveScan(Scan):
         return [self.randn(shape.batch, groups, dstate, steps, dtype=dtype) for _ in "BC"]
 
     def _scanned(self) -> tuple[object, ...]:
-        """What both ops take in front of the states."""
+        """Returns the arguments of both ops that precede the states."""
         *inputs, initial_state, input_delta = self.arguments()
         last = (None, input_delta)[: _optional_arguments()]
         return *inputs, True, self._method, initial_state, self._reverse, *last
@@ -202,7 +202,7 @@ class SelectiveScan(Scan):
         gradients = torch.ops.selective_scan.selective_scan_bwd(
             self.dout if dout is None else dout, None, *self._scanned(), saved
         )
-        pairs = zip(self.names, gradients, strict=False)  # older revisions have not all of them
+        pairs = zip(self.names, gradients, strict=False)  # older revisions lack some of them
         return {name: gradient for name, gradient in pairs if name in self.tensors}
 
     def passes(self, backward: bool) -> dict[str, Callable[[], object]]:
@@ -219,7 +219,7 @@ class SelectiveScan(Scan):
         return super().bytes_moved(which) + (0 if which == "backward" else last_state)
 
     def keywords(self, tensors: Tensors | None = None) -> dict[str, object]:
-        """As selective_scan_fn and selective_scan_ref take them."""
+        """Returns the arguments of selective_scan_fn and selective_scan_ref."""
         return {
             **(self.tensors if tensors is None else tensors),
             "delta_softplus": True,
@@ -233,13 +233,13 @@ class SelectiveScan(Scan):
         return selective_scan_ref(**self.keywords(tensors))
 
     def exact(self, tensors: Tensors, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The reference's results, with time scanned in parallel."""
+        """Returns the reference's results, with time scanned in parallel."""
         from selective_scan._discretization import DISCRETIZATIONS
 
         u, delta, A, B, C, D = (tensors[name] for name in self.names[:6])
 
         def to_channels(x: Tensor) -> Tensor:
-            """B or C as (batch or 1, dim, dstate, seqlen or 1)."""
+            """Returns B or C as (batch or 1, dim, dstate, seqlen or 1)."""
             if x.dim() == 2:
                 return x[None, :, :, None]
             if A.is_complex() and not x.is_complex():
@@ -264,7 +264,7 @@ class SelectiveScan(Scan):
 
 
 class DiagonalScan(Scan):
-    """h[t] = a[t]·h[t-1] + b[t] with a in (0.5, 1), as a gated linear recurrence has it."""
+    """The scan h[t] = a[t]·h[t-1] + b[t] with a in (0.5, 1), a gated linear recurrence."""
 
     names = ("a", "b")
     axes = {"a": "bd", "b": "bd"}  # noqa: RUF012  read only
@@ -295,10 +295,11 @@ class DiagonalScan(Scan):
 
 
 class AdaptiveUnitaryScan(Scan):
-    """Angles of about a radian, D and z; B and C in the polar form that the kernels take."""
+    """The adaptive unitary scan with angles of about a radian, D and z, and with B and C in the
+    polar form that the kernels take."""
 
     names = ("u", "dt", "x", "x_bias", "b", "c", "D", "z", "initial_state")
-    # A channel's angles take every channel of u.
+    # A channel's angles depend on every channel of u.
     axes = {"u": "b", "dt": "bd", "x": "d", "x_bias": "d", "b": "", "c": "", "D": "d", "z": "bd"}  # noqa: RUF012
 
     def make_tensors(self) -> Tensors:

@@ -1,5 +1,5 @@
-"""What the kernels are compared with: mamba_ssm's kernels and models where it is importable, or
-times from a file; and the reference, and the scan as textbooks write it in PyTorch."""
+"""The peers of the kernels: mamba_ssm's kernels and models if it is importable, or times from a
+file; the reference; and the scan as textbooks write it in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.operators import Scan
 from harness.problems import Problem
 
 _FOLDER = Path(__file__).resolve().parents[1] / "anchors"
-# Above this one run of the reference takes longer than is worth waiting for.
+# Above these sizes a run of the reference takes too long.
 _MOST_REFERENCE_UPDATES = 1 << 27
 _MOST_REFERENCE_STEPS = 1 << 12
 _DIRECTIONS = {"forward": "fwd", "training forward": "fwd", "backward": "bwd"}
 
 
 def _is_mambas(problem: Problem) -> bool:
-    """Whether mamba_ssm's kernels solve it; what lies along channels is copied for them."""
+    """Returns whether mamba_ssm's kernels support the problem; channel-last inputs are copied."""
     variant = problem.variant
     is_plain = not (
         variant.reverse
@@ -39,9 +39,9 @@ def _is_mambas(problem: Problem) -> bool:
 class Anchors:
     """Times of other kernels on some GPU, measured elsewhere.
 
-    A row of mamba_ssm's names batch B, dim D, seqlen L, dstate N, groups G, dtype and z; "A":
-    "complex" and "B_C": "constant" mark what differs from real A and variable B, C. The operators
-    beside the selective scan have a file of their own, for the GPU that it names.
+    A row of mamba_ssm's times names batch B, dim D, seqlen L, dstate N, groups G, dtype and z; "A":
+    "complex" and "B_C": "constant" mark deviations from real A and variable B, C. The operators
+    other than the selective scan have a separate file, for the GPU that it names.
     """
 
     device: str = ""
@@ -63,7 +63,7 @@ class Anchors:
         return cls(content.get("device", device_name), content.get("ceilings", {}), rows)
 
     def find(self, problem: Problem) -> dict:
-        """mamba_ssm's row; float16 is as fast as bfloat16 there."""
+        """Returns mamba_ssm's row; float16 takes bfloat16's, which is as fast there."""
         variant = problem.variant
         dtype = "bfloat16" if problem.dtype == "float16" else problem.dtype
         key = (problem.sizes, dtype, variant.has_z, variant.is_complex, variant.is_constant)
@@ -71,7 +71,7 @@ class Anchors:
         return self.rows.get(key, {}) if is_found else {}
 
     def milliseconds(self, problem: Problem, which: str) -> tuple[str | None, float | None]:
-        """Whose time, and the time."""
+        """Returns the name of the other kernel, and its time."""
         if problem.operator == "selective_scan":
             name, ms = "mamba_ssm", self.find(problem).get(f"mamba_ssm_{_DIRECTIONS.get(which)}_ms")
         else:
@@ -85,8 +85,8 @@ def _along_time(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], object]]:
-    """mamba_ssm's compiled kernels, called as its autograd function calls them, by pass; none
-    where they are not importable or do not solve the problem."""
+    """Returns mamba_ssm's compiled kernels by pass, called as its autograd function calls them;
+    none if they are not importable or do not support the problem."""
     problem = scan.problem
     if not _is_mambas(problem) or problem.dtype == "float64" or problem.shape.dstate > 256:
         return {}
@@ -111,7 +111,7 @@ def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], objec
 
 
 class Residual(nn.Module):
-    """Another package's layer where S6 has its own."""
+    """Another package's layer with S6's norm and residual."""
 
     def __init__(self, layer: nn.Module, d_model: int) -> None:
         super().__init__()
@@ -123,7 +123,8 @@ class Residual(nn.Module):
 
 
 def mamba_ssm_layers(d_model: int, depth: int, device: torch.device) -> nn.Module | None:
-    """A model of its layers as S6 is one of ours, on a GPU where it can be had."""
+    """Returns a model of mamba_ssm's layers that corresponds to S6; None if mamba_ssm is not
+    available or the device is no GPU."""
     if device.type != "cuda":
         return None
     try:
@@ -137,8 +138,8 @@ def mamba_ssm_layers(d_model: int, depth: int, device: torch.device) -> nn.Modul
 def mamba_ssm_token(
     tokens: torch.Tensor, vocabulary: int, d_model: int, depth: int, dtype: torch.dtype
 ) -> Callable[[], torch.Tensor] | None:
-    """A token of each sequence through its language model, as its `generate` calls that, on a GPU
-    where it can be had."""
+    """Returns a call that runs a token of each sequence through mamba_ssm's language model, as its
+    `generate` does; None if mamba_ssm is not available or the device is no GPU."""
     if not tokens.is_cuda:
         return None
     try:
@@ -155,7 +156,7 @@ def mamba_ssm_token(
 def compat_token(
     tokens: torch.Tensor, vocabulary: int, d_model: int, depth: int, dtype: torch.dtype
 ) -> Callable[[], torch.Tensor]:
-    """The same through our language model of that interface."""
+    """Returns a call that does the same with this package's language model of that interface."""
     from selective_scan.compat.config_mamba import MambaConfig
     from selective_scan.compat.generation import InferenceParams
     from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
@@ -180,14 +181,14 @@ def _token_of(
 
 
 def is_for_the_reference(problem: Problem) -> bool:
-    """Whether the reference solves it in a time that is worth waiting for."""
+    """Returns whether the reference solves the problem in acceptable time."""
     is_short = problem.shape.seqlen <= _MOST_REFERENCE_STEPS
     return is_short and problem.updates <= _MOST_REFERENCE_UPDATES
 
 
 def reference_passes(scan: Scan) -> dict[str, Callable[[], object]]:
-    """selective_scan_ref and its backward pass, which is what there is on a CPU without kernels;
-    none where they take too long."""
+    """Returns the passes of the reference, the only alternative on a CPU without kernels; none if
+    they take too long."""
     if not is_for_the_reference(scan.problem):
         return {}
     leaves = {name: x.detach().requires_grad_() for name, x in scan.tensors.items()}
@@ -217,11 +218,11 @@ def textbook_scan(
     discretization_method: str,
     reverse: bool,
 ) -> torch.Tensor:
-    """The zoh scan as one meets it in papers and tutorials, for real A and variable B and C.
+    """Runs the zoh scan as papers and tutorials write it, for real A and variable B and C.
 
     Everything of size (batch, dim, seqlen, dstate) is computed at once, then a loop goes over time
-    (Gu and Dao, "Mamba", 2023, section 3.2). selective_scan_ref is faster: its tensors are those of
-    one step, which stay in the cache.
+    (Gu and Dao, "Mamba", 2023, section 3.2). selective_scan_ref is faster, since its tensors have
+    the size of one step and stay in the cache.
     """
     if discretization_method != "zoh" or reverse:
         raise ValueError(
@@ -238,7 +239,7 @@ def textbook_scan(
     deltaB_u = torch.einsum("bdl,bdnl,bdl->bdln", delta, B, u)
     h = torch.zeros_like(deltaA[:, :, 0])
     ys = []
-    # unbind, since the gradient of deltaA[:, :, t] would be as large as deltaA, at every step.
+    # unbind, since at every step the gradient of deltaA[:, :, t] would be as large as deltaA.
     steps = zip(deltaA.unbind(2), deltaB_u.unbind(2), C.unbind(-1), strict=True)
     for deltaA_t, deltaB_u_t, C_t in steps:
         h = deltaA_t * h + deltaB_u_t

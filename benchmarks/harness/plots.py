@@ -1,4 +1,4 @@
-"""Bar charts of rows."""
+"""Draws charts of rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def plot_bars(
     length: Callable[[Row], float],
     mark: float | None = None,
 ) -> None:
-    """Panels beside each other; in each a line for each label, in that a bar for each group.
+    """Draws panels side by side, each with a line per label that has a bar per group.
 
-    `mark` is where a vertical line stands; without it the scale is logarithmic.
+    `mark` is the position of a vertical line; without it the scale is logarithmic.
     """
     panels = {name: rows for name, rows in panels.items() if rows}
     most = max(len({label(row) for row in rows}) for rows in panels.values())
@@ -72,7 +72,7 @@ def plot_stacks(
     group: Callable[[Row], str],
     length: Callable[[Row], float],
 ) -> None:
-    """Panels one below the other; in each a bar for each label, in that a piece for each group."""
+    """Draws panels one below the other, each with a bar per label that has a piece per group."""
     most = max(len({label(row) for row in rows}) for rows in panels.values())
     figure, all_axes = plt.subplots(
         len(panels), 1, figsize=(9, 1.2 + len(panels) * (0.8 + 0.4 * most)),
@@ -102,7 +102,7 @@ def plot_stacks(
 
 
 def label(row: Row) -> str:
-    """A row's problem, without dtype and what is usual."""
+    """Returns a row's problem, without the dtype and without the default variant and method."""
     usual = ("plain", "zoh")
     return ", ".join(
         [row["shape"], *(row[n] for n in ("variant", "method") if row[n] not in usual)]
@@ -110,14 +110,14 @@ def label(row: Row) -> str:
 
 
 def by(rows: Sequence[Row], name: str) -> dict[str, list[Row]]:
-    """The rows with the most threads, by the value of that name."""
+    """Groups the rows with the most threads by the value of a name."""
     most = max(row["threads"] for row in rows)
     values = dict.fromkeys(row[name] for row in rows)
     return {v: [row for row in rows if row[name] == v and row["threads"] == most] for v in values}
 
 
 def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> None:
-    """Speedup over the peer, or where there is none over the reference, pass by pass."""
+    """Draws the speedup over the peer, or over the reference if there is no peer, by pass."""
     over = next((n for n in ("peer", "reference") if any(row[n] for row in rows)), None)
     compared = [row for row in rows if over and row[over] and row["which"] != "training forward"]
     if compared:
@@ -130,7 +130,7 @@ def plot_speedups(rows: Sequence[Row], device: str, path: Path) -> None:
 
 
 def plot_users(rows: Sequence[Row], device: str, path: Path) -> None:
-    """How many times as fast as their peer users' scans are; where there is none, their time."""
+    """Draws the speedup of users' scans over their peer, or their time if there is no peer."""
     scans = [row for row in rows if row["kind"] == "scan"]
     compared = [row for row in scans if row["peer_ms"]]
     what = f"speedup over {compared[0]['peer']}" if compared else "ms"
@@ -146,7 +146,7 @@ def plot_users(rows: Sequence[Row], device: str, path: Path) -> None:
 
 
 def plot_siblings(rows: Sequence[Row], device: str, path: Path) -> None:
-    """What part of the copy bandwidth each pass of the other operators reaches."""
+    """Draws the fraction of the copy bandwidth that each pass of the other operators reaches."""
     plot_bars(
         path, f"Diagonal and adaptive unitary scan on {device}", by(rows, "operator"),
         "inputs and results once, in % of copy bandwidth, medians",
@@ -156,7 +156,7 @@ def plot_siblings(rows: Sequence[Row], device: str, path: Path) -> None:
 
 
 def plot_cliffs(rows: Sequence[Row], device: str, path: Path) -> None:
-    """A panel for each axis of the sweep; in each the ratio to the neighbour, pass by pass."""
+    """Draws a panel for each axis of the sweep, with the ratio to the neighbor by pass."""
     axes_names = list(dict.fromkeys(row["axis"] for row in rows))
     columns = 3
     lines = -(-len(axes_names) // columns)

@@ -1,4 +1,4 @@
-"""What is measured beside users' calls: named shapes, what varies, and the suites."""
+"""The measured problems other than users' calls: named shapes, variants, and the suites."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ SHAPES = {
 
 
 def parse_shape(text: str) -> Shape:
-    """A name of SHAPES, or sizes as batch,dim,seqlen,dstate[,groups].
+    """Parses a name of SHAPES, or sizes as batch,dim,seqlen,dstate[,groups].
 
     Raises:
-        ValueError: neither of the two, or sizes that make no problem.
+        ValueError: the text is neither of the two, or the sizes are invalid.
     """
     if text in SHAPES:
         return SHAPES[text]
@@ -67,22 +67,22 @@ def parse_shape(text: str) -> Shape:
     return shape
 
 
-# The (batch, channels, time) arrays of a selective scan; out and the gradients lie as these do.
+# The (batch, channels, time) arrays of a selective scan, whose layouts out and the gradients share.
 _SEQUENCES = ("u", "delta", "z", "dout")
 _TURNED = ("u", "z", "dout", "B", "C")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the plain problem: z, real A, variable B and C, contiguous, in order."""
+    """The differences from the plain problem: z, real A, variable B and C, contiguous, in order."""
 
     name: str
     has_z: bool = True
     is_complex: bool = False
     is_constant: bool = False  # B and C
-    channel_last: tuple[str, ...] = ()  # arrays that lie so
-    slices: tuple[str, ...] = ()  # of these what is a part of wider rows: z of x|z, B, C of dt|B|C
-    projection_dtype: str | None = None  # of B and C, where it is another one
+    channel_last: tuple[str, ...] = ()  # the arrays with this layout
+    slices: tuple[str, ...] = ()  # those of them in wider rows: z of x|z, B and C of dt|B|C
+    projection_dtype: str | None = None  # of B and C, if it differs from the others'
     reverse: bool = False
     initial_state: bool = False
     has_input_delta: bool = False
@@ -100,10 +100,11 @@ VARIANTS = {
         Variant("reverse", reverse=True),
         Variant("initial-state", initial_state=True),
         Variant("events", has_z=False, has_input_delta=True),
-        # transformers' layers call so where there is a mask or a cache: their product leaves delta
-        # along time. Layers that norm B and C make them anew, under autocast in float32.
+        # The calls of transformers' layers with a mask or a cache, whose product leaves delta
+        # contiguous along time. Layers that normalize B and C create new tensors for them, under
+        # autocast in float32 ("padded-normed").
         Variant("padded", channel_last=_TURNED, slices=("z", "B", "C")),
-        # So lies everything in a layer of this library.
+        # The layout in a layer of this library.
         Variant("layer", channel_last=(*_SEQUENCES, "B", "C"), slices=("z", "B", "C")),
         Variant("padded-normed", channel_last=_TURNED, slices=("z",), projection_dtype="float32"),
     )
@@ -133,14 +134,14 @@ class Problem:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """batch, dim, seqlen, and of the operators that have them dstate and groups."""
+        """batch, dim, seqlen, and for the operators that have them dstate and groups."""
         shape = self.shape
         sizes = (shape.batch, shape.dim, shape.seqlen, shape.dstate, shape.groups)
         return sizes[: {"diagonal": 3, "adaptive_unitary": 4}.get(self.operator, 5)]
 
     @property
     def updates(self) -> int:
-        """State updates of one scan: the unit in which work is counted."""
+        """The number of state updates of one scan, the unit of work."""
         shape = self.shape
         return shape.batch * shape.dim * shape.seqlen * shape.dstate
 
@@ -148,7 +149,7 @@ class Problem:
 # --- suites ---------------------------------------------------------------------------------------
 
 _SUITE_DTYPES = {"cuda": ("bfloat16", "float32"), "cpu": ("float32", "bfloat16")}
-# The shapes of the whole suite; methods and variants are compared at the first.
+# The shapes of the whole suite; methods and variants are compared at the first one.
 _SUITE = {
     "cuda": ("mamba-130m", "launch-bound", "small", "medium", "large"),
     "cpu": ("laptop-512", "mamba-130m-b1", "short-512", "small", "medium", "large"),
@@ -195,10 +196,11 @@ def select_problems(
     methods: Sequence[str] | None = None,
     quick: bool = False,
 ) -> list[Problem]:
-    """Of the selective scan the product of what is named, or the whole suite where no shapes are.
+    """Returns the product of the given axes for the selective scan, or its whole suite if no shapes
+    are given.
 
-    Its suite times every shape with and without z; at its first shape every other variant too, and
-    every method with real and complex A. The other operators have shapes of their own.
+    The suite times every shape with and without z, and its first shape also with every other
+    variant, and with every method for real and complex A. The other operators have separate shapes.
     """
     problems: list[Problem] = []
     if "selective_scan" in operators:
@@ -221,4 +223,4 @@ def select_problems(
     if "adaptive_unitary" in operators:
         chosen = SIBLING_SHAPES["adaptive_unitary", "quick" if quick else device_type]
         problems += product(chosen, dtypes or ("float32",), operator="adaptive_unitary")
-    return list(dict.fromkeys(problems))  # each once
+    return list(dict.fromkeys(problems))  # without duplicates

@@ -1,4 +1,4 @@
-"""Rows as data, and the JSON files that hold them: what tables and plots are made from."""
+"""Rows as data, and the JSON files that hold them, from which tables and plots are made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_row(
     peer_ms: float | None,
     compared: dict[str, Timing],
 ) -> Row:
-    """One pass of one problem, measured with a number of threads."""
+    """Returns the row of one pass of one problem, measured with a number of threads."""
     row = {
         "operator": problem.operator,
         "shape": problem.shape.name,
@@ -76,7 +76,7 @@ def _cpu_name() -> str:
 
 
 def _revision() -> str | None:
-    """The commit whose library is measured, or None outside a repository."""
+    """Returns the commit whose library is measured, None outside a repository."""
 
     def git(*arguments: str) -> str:
         root = Path(__file__).resolve().parents[2]
@@ -128,7 +128,8 @@ def write(path: Path, content: dict[str, object]) -> None:
 
 
 def load(path: Path) -> dict[str, object]:
-    """A record, the rows of all operators in one list; they once had a list for each kind."""
+    """Loads a record, with the rows of all operators in one list; older files have a list for each
+    kind."""
     content = json.loads(path.read_text())
     for row in content.pop("siblings", ()):
         variant = "plain" if row["layout"] == "contiguous" else row["layout"]

@@ -1,4 +1,4 @@
-"""Tables on the console."""
+"""Prints tables to the console."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _cell(value: object) -> str:
 
 
 def print_table(title: str, rows: Sequence[Row], names: str) -> None:
-    """A table of the rows' values of these names, without those that no row has.
+    """Prints a table of the rows' values of these names, without names that no row has.
 
-    `name=header` gives a header other than the name. A timing is printed as its median and
-    quartiles; text stands to the left, figures to the right.
+    `name=header` sets a header other than the name. A timing is printed as its median and
+    quartiles; text is left-aligned, figures are right-aligned.
     """
     table = Table(title=title, title_justify="left", title_style="bold")
     lines = []
@@ -39,5 +39,5 @@ def print_table(title: str, rows: Sequence[Row], names: str) -> None:
             lines.append(texts)
     for line in zip(*lines, strict=True):
         table.add_row(*line)
-    # A terminal is as wide as it is, a file as wide as a table needs.
+    # A terminal limits the width; for a file the table may be as wide as necessary.
     Console(width=None if sys.stdout.isatty() else 260).print(table)

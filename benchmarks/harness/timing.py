@@ -1,4 +1,4 @@
-"""Timing: runs in turn after a warm-up, reported as median and quartiles."""
+"""Timing: alternating runs after a warm-up, reported as median and quartiles."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
-# The shortest stretch that the host's clock is asked to resolve.
+# The shortest time that is measured with the host's clock.
 _MIN_HOST_RUN_SECONDS = 1e-3
-# Cycles for which the GPU is kept waiting while the host enqueues a run (about half a millisecond,
-# enough for a busy host): the events then enclose the kernels alone, not the gaps between launches.
+# Cycles for which the GPU waits while the host enqueues a run (about half a millisecond, enough for
+# a busy host), so that the events enclose only the kernels, not the gaps between launches.
 _QUEUE_AHEAD_CYCLES = 1_000_000
 _FEWEST_RUNS = 5
-# A runtime's idle threads may spin for 0.2 s, on cores that another process is to have next.
+# A runtime's idle threads may spin for 0.2 s, on cores that another process needs next.
 REST_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call, where nothing else is said."""
+    """Statistics of a call's times, in milliseconds unless stated otherwise."""
 
     median: float
     q1: float
@@ -42,17 +42,17 @@ class Timing:
         return cls(statistics.median(samples), q1, q3, min(samples), len(samples))
 
 
-# Blocks of a size that were freed are kept apart for the thread, and neighbours cannot join them.
+# Disables the per-thread cache of freed blocks, with which neighboring free memory cannot merge.
 _NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep the memory that one run frees for the next; may start the program anew.
+    """Makes glibc keep the memory that one run frees for the next; may restart the program.
 
-    Else it may hand megabytes back to the system after every run, or after none, depending on what
-    else lies where; to get pages again costs as much as a scan of them. Nor does it find the memory
-    of a large tensor again, which PyTorch wants aligned to a page, once the thread's cache has
-    taken a few bytes beside it. That cache is set by the environment alone, when a program starts.
+    Otherwise glibc may return megabytes to the system after every run, or after none, depending on
+    the layout of the heap, and getting pages back costs as much as scanning them. It also cannot
+    reuse the memory of a large tensor, which PyTorch aligns to a page, once the thread's cache has
+    taken a few bytes next to it. That cache can only be disabled by the environment at start.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
@@ -62,9 +62,9 @@ def keep_freed_memory() -> None:
         os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_NO_THREAD_CACHE}".lstrip(":")
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
+    trim_threshold, mmap_threshold = -1, -3  # constants of <malloc.h>
     mallopt(trim_threshold, 1 << 30)
-    mallopt(mmap_threshold, 1 << 25)  # the most that it takes
+    mallopt(mmap_threshold, 1 << 25)  # the largest allowed value
 
 
 def cuda_ms(
@@ -85,13 +85,14 @@ def cuda_ms(
 def in_graph(
     call: Callable[[], object], calls: int = 1, *, capture_error_mode: str = "global"
 ) -> Callable[[], object]:
-    """The replay of a CUDA graph of some calls, whose last result it keeps.
+    """Returns a function that replays a CUDA graph of some calls and returns the last result.
 
-    With capture_error_mode of "thread_local" other threads may do meanwhile what no graph can hold.
+    With a capture_error_mode of "thread_local", other threads may make calls during the capture
+    that a graph cannot hold.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # compiles and chooses what the first calls do
+    with torch.cuda.stream(side):  # the first calls may compile and tune
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(side)
@@ -104,7 +105,7 @@ def in_graph(
         graph.replay()
         return result
 
-    replay.call = call  # the graph reads what it holds
+    replay.call = call  # keeps the tensors alive that the graph reads
     return replay
 
 
@@ -118,17 +119,18 @@ def sample(
     cold_l2: bool = False,
     queue_ahead: bool = True,
 ) -> dict[str, list[float]]:
-    """Milliseconds of several calls made in turn, so that a drift of the machine meets them all.
+    """Returns the milliseconds of several calls, which alternate so that a drift of the machine
+    affects all of them.
 
     Args:
-        calls: what to time, by name.
+        calls: the calls to time, by name.
         device: CUDA work is timed by events, everything else by the host's clock.
-        warmup: untimed rounds before the first timed one.
-        runs: timed rounds.
+        warmup: the number of untimed rounds before the first timed one.
+        runs: the number of timed rounds.
         budget: seconds after which no further round starts, once there are five.
-        cold_l2: overwrite the GPU's L2 cache before every run.
-        queue_ahead: have a run's kernels wait for its launches, so that only the GPU's time counts;
-            without it an idle GPU waits for the host, as a user's would.
+        cold_l2: whether to overwrite the GPU's L2 cache before every run.
+        queue_ahead: whether a run's kernels wait until all are launched, so that only the GPU's
+            time counts; otherwise an idle GPU waits for the host, as in a user's program.
     """
     repeats = dict.fromkeys(calls, 1)
     flush = None
@@ -160,7 +162,7 @@ def sample(
 
 
 def measure(*arguments, **keywords) -> dict[str, Timing]:
-    """As :func:`sample`, its times summed up."""
+    """Calls :func:`sample` and returns statistics of its times."""
     found = sample(*arguments, **keywords)
     return {name: Timing.of(values) for name, values in found.items()}
 
@@ -168,7 +170,8 @@ def measure(*arguments, **keywords) -> dict[str, Timing]:
 def host_overhead_us(
     call: Callable[[], object], device: torch.device, *, calls: int, repeats: int = 5
 ) -> Timing:
-    """Microseconds per call over `calls` calls in a row, the device's work awaited at the end."""
+    """Returns the microseconds per call over `calls` consecutive calls, including the wait for the
+    device at the end."""
 
     def row_of_calls() -> None:
         for _ in range(calls):
@@ -181,7 +184,7 @@ def host_overhead_us(
 
 
 def peak_mebibytes(call: Callable[[], object], device: torch.device) -> float | None:
-    """What a call needs of the GPU's memory beyond what is there before it."""
+    """Returns the GPU memory that a call needs beyond the memory allocated before it."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

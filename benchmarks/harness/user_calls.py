@@ -1,4 +1,4 @@
-"""Users' calls on fresh inputs, and how they are timed: on a GPU some calls in a CUDA graph."""
+"""Prepares users' calls on fresh inputs and times them, on a GPU several calls in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.timing import in_graph, sample
 from harness.users import Call, LayerCall, ScanCall, TokenCall
 from selective_scan import S6
 
-_GRAPH_CALLS = 4  # in one graph, so that its launch hardly counts
+_GRAPH_CALLS = 4  # calls in one graph, so that the graph's launch is negligible
 
 Passes = dict[str, Callable[[], object]]
 
@@ -27,11 +27,12 @@ class Prepared:
     """A call on fresh inputs.
 
     Attributes:
-        passes: what is timed, by name.
-        results: what either pass computes, by name.
-        check: compares with the reference, and returns the error, where there is such a check.
-        peer: makes mamba_ssm's passes, on a CPU the reference's of a scan; none where there is no
-            such call, or mamba_ssm is not importable.
+        passes: the passes to time, by name.
+        results: returns the results of the passes, by name.
+        check: compares the results with the reference and returns the error; None if there is no
+            such check.
+        peer: returns mamba_ssm's passes, or for a scan on a CPU the reference's; none if there is
+            no such call, or mamba_ssm is not importable.
     """
 
     passes: Passes
@@ -121,7 +122,7 @@ def _prepare_token(call: TokenCall, device: torch.device) -> Prepared:
 
 
 class Timed:
-    """Passes of several parties, which take turns."""
+    """Times the passes of several parties, which alternate."""
 
     def __init__(self, parties: Mapping[str, Passes], device: torch.device) -> None:
         self._device = device
@@ -132,8 +133,8 @@ class Timed:
         self._passes = passes
 
     def sample(self, **limits: object) -> dict[str, dict[str, list[float]]]:
-        """Milliseconds a call, by party and pass. The backward pass of a scan in a graph is what
-        forward and backward take beyond the training forward, turn by turn."""
+        """Returns the milliseconds per call, by party and pass. The time of a scan's backward pass
+        in a graph is that of forward + backward minus that of the training forward, run by run."""
         found: dict[str, dict[str, list[float]]] = {}
         for (name, which), values in sample(self._passes, self._device, **limits).items():
             found.setdefault(name, {})[which] = [value / self._calls for value in values]

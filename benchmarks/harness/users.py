@@ -1,9 +1,9 @@
-"""The calls that published models make: what must not get slower.
+"""The calls that published models make, which must not get slower.
 
-A kernel exists because one of these is slower without it by what a user notices;
+A kernel exists because one of these calls would be noticeably slower without it;
 docs/contributing.md has the rule. Every scan has a real A, variable B and C, softplus, D and
-delta_bias; its variant says what else is as it is. Scans of plain rows have no z, for the gate is
-in the layers.
+delta_bias; its variant determines the rest. Scans of plain rows have no z, since the layers apply
+the gate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.problems import VARIANTS, Problem, Shape
 @dataclass(frozen=True)
 class Call:
     name: str
-    model: str  # that makes it
+    model: str  # the model that makes the call
     batch: int
 
     def __str__(self) -> str:
@@ -33,8 +33,8 @@ class ScanCall(Call):
     dstate: int = 16
     groups: int = 1
     dtype: str = "bfloat16"
-    variant: str = "no-z"  # of problems.VARIANTS
-    cpu_batch: int = 0  # with which a CPU is given it; 0 is never
+    variant: str = "no-z"  # a name in problems.VARIANTS
+    cpu_batch: int = 0  # the batch size on a CPU; 0 leaves the call out there
 
     kind: ClassVar = "scan"
 
@@ -53,7 +53,7 @@ class ScanCall(Call):
 
 @dataclass(frozen=True)
 class LayerCall(Call):
-    """A model of S6 layers, forward and backward, of 2-byte types by autocast."""
+    """A model of S6 layers, forward and backward; 2-byte types mean autocast."""
 
     seqlen: int
     d_model: int
@@ -175,8 +175,8 @@ TOKENS = (
 
 
 def calls(device_type: str, quick: bool = False) -> list[Call]:
-    """Those that a device of this type is given: a CPU smaller batches of some, in float32. Quick
-    are all, in sizes that make no user happy."""
+    """Returns the calls for a type of device: on a CPU some of them, with smaller batches and in
+    float32. With `quick`, all calls are shrunk to sizes without practical use."""
     found: list[Call] = [*SCANS, *LAYERS, *TOKENS]
     if quick:
         return [call.shrunk() for call in found]

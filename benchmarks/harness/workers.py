@@ -1,4 +1,4 @@
-"""Two builds or two libraries that cannot share a process, timed in turns in one process each."""
+"""Alternates between timing builds or libraries that cannot share a process, one process each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 class Worker:
-    """A program that answers one question a line, both as JSON; see :func:`serve`."""
+    """A program that answers a question per line, both in JSON; see :func:`serve`."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]):
         self.name = name
@@ -24,10 +24,11 @@ class Worker:
         print(json.dumps([question, *arguments]), file=self._process.stdin, flush=True)
 
     def receive(self) -> object:
-        """
+        """Returns the next answer.
+
         Raises:
-            RuntimeError: the answer is an error, or the worker ended, having said why on its
-                standard error.
+            RuntimeError: the answer is an error, or the worker ended, whose standard error has the
+                reason.
         """
         line = self._process.stdout.readline()
         if not line:
@@ -38,7 +39,7 @@ class Worker:
         return answer
 
     def ask(self, question: str, *arguments: object) -> object:
-        with contextlib.suppress(BrokenPipeError):  # receive says how it ended
+        with contextlib.suppress(BrokenPipeError):  # receive() reports how the worker ended
             self.send(question, *arguments)
         return self.receive()
 
@@ -48,9 +49,9 @@ class Worker:
 
 
 def serve(**answers: Callable[..., object]) -> None:
-    """Answers a parent's questions, each by the function of its name, until there are no more.
+    """Answers a parent's questions, each by the function of its name, until the input ends.
 
-    What libraries print goes to the standard error.
+    The output of libraries is redirected to the standard error.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -58,7 +59,7 @@ def serve(**answers: Callable[..., object]) -> None:
         question, *arguments = json.loads(line)
         try:
             answer = (None, answers[question](*arguments))
-        except RuntimeError as error:  # no memory, or a problem that this build does not take
+        except RuntimeError as error:  # out of memory, or a problem not supported by this build
             answer = (str(error), None)
         print(json.dumps(answer), file=replies, flush=True)
 
@@ -66,7 +67,7 @@ def serve(**answers: Callable[..., object]) -> None:
 def alternate(
     workers: Sequence[Worker], case: int, rounds: int
 ) -> tuple[list[object], list[dict[str, list[list[float]]]]]:
-    """What each worker says of a case, and its samples: by pass, a list for each round."""
+    """Returns each worker's answer on a case, and its samples: by pass, a list for each round."""
     facts = [worker.ask("prepare", case) for worker in workers]
     samples: list[dict[str, list[list[float]]]] = [{} for _ in workers]
     for number in range(rounds):

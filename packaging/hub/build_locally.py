@@ -1,10 +1,10 @@
-"""Builds what make.py wrote as the hub's builder does for CPUs, without Nix, so that `kernels` can
-load it.
+"""Builds the output of make.py for CPUs in the way of the hub's builder, but without Nix, so that
+`kernels` can load it.
 
     build_locally.py MADE OUTPUT ID...
 
-OUTPUT/ID becomes a repository of the hub's form, with one build of that identifier in it. It shows
-that the parts fit; what is published is built by the builder, whose toolchain is an older one.
+OUTPUT/ID becomes a repository in the hub's format with one build of that identifier. This shows
+that the parts fit together; published builds come from the builder, whose toolchain is older.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REGISTRATION = """#pragma once
     return PyModule_Create(&module);                                                  \\
   }
 """
-# As the builder writes it.
+# The _ops.py that the builder writes.
 OPS = '''import torch
 from . import {name}
 ops = torch.ops.{name}
@@ -43,7 +43,7 @@ def add_op_namespace_prefix(op_name: str):
     """
     return f"{name}::{{op_name}}"
 '''
-# The older versions of `kernels` look for a folder of the kernel's name.
+# Older versions of `kernels` look for a folder with the kernel's name.
 COMPATIBLE = """import sys
 from pathlib import Path
 import importlib.util
@@ -69,13 +69,13 @@ def compile_library(made: Path, config: dict, objects: Path, name: str, library:
         *(part for path in cpp_extension.include_paths() for part in ("-isystem", path)),
     ]
     (objects / "registration.h").write_text(REGISTRATION)
-    rules = [f"builddir = {objects}"]  # for its log, which else goes where ninja is called
+    rules = [f"builddir = {objects}"]  # for ninja's log, otherwise written to the current folder
     rules += ["rule compile", "  command = c++ $flags -MMD -MF $out.d -c $in -o $out"]
     rules += ["  depfile = $out.d", "rule link", "  command = c++ -shared $in -o $out $flags"]
     compiled = []
     for part, of_build in ((torch, name), (cpu, name), (cpu, "")):
         for source in part["src"]:
-            # The kernels know nothing of ops, and so serve builds of any namespace.
+            # The kernels do not depend on the ops' namespace, so all builds share their objects.
             if not source.endswith(".cpp") or ("csrc/cpu/" in source) != (not of_build):
                 continue
             target = objects / of_build / f"{source}.o"

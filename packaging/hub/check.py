@@ -1,4 +1,5 @@
-"""Loads two builds of build_locally.py side by side, by the package `kernels`, and compares them.
+"""Loads two builds of build_locally.py into one process with the package `kernels`, and compares
+their results.
 
 check.py REPOSITORY REPOSITORY
 """

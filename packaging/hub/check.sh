@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks what of packaging/hub can be checked without Nix and without a hub: `kernels` reads build.toml,
-# loads two builds for CPUs side by side, and its tests pass with one of them.
+# Checks packaging/hub as far as possible without Nix and without a hub: `kernels` reads build.toml
+# and loads two CPU builds into one process, and its tests pass with one of them.
 #
 #   check.sh PYTHON FOLDER
-#     PYTHON   of an environment with torch, ninja and pytest, at least 3.11
-#     FOLDER   for the package `kernels`, which is installed beside the environment, and the builds
-#   CXXFLAGS=-DSELECTIVE_SCAN_METHOD_BITS=1 has all methods but the first left out, in less time.
+#     PYTHON   the Python (3.11 or later) of an environment with torch, ninja and pytest
+#     FOLDER   for the builds, and for the package `kernels`, which is kept out of the environment
+#   CXXFLAGS=-DSELECTIVE_SCAN_METHOD_BITS=1 builds only the first method, in less time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD
@@ -20,7 +20,7 @@ export PYTHONPATH=$folder/packages PATH=$(dirname "$python"):$PATH
 "$python" -c 'import sys; from kernels._rust import Build; print(Build.open(sys.argv[1]).general)' \
   "$folder/made"
 "$python" packaging/hub/build_locally.py "$folder/made" "$folder/builds" one two
-# Not from the source tree, whose package must not be what is imported.
+# Run outside the source tree, so that its package is not imported.
 cd "$folder"
 "$python" "$root/packaging/hub/check.py" builds/one builds/two
 LOCAL_KERNELS=kernels-community/selective-scan=$folder/builds/one \

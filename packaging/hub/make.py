@@ -1,10 +1,10 @@
-"""Writes what the builder of Hugging Face's `kernels` package takes, from this source tree.
+"""Writes the input of the builder of Hugging Face's `kernels` package from this source tree.
 
     make.py FOLDER
 
 FOLDER gets build.toml, flake.nix, CARD.md and the tests of this folder, the C++ and CUDA sources
-with what is generated of them, and as torch-ext/ the Python package, but for what is of use to
-installed packages alone. The builder writes its own _ops.py over the package's.
+including the generated ones, and as torch-ext/ the Python package without the parts that only an
+installed package can use. The builder replaces the package's _ops.py by its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PACKAGE = "selective_scan"
-# Import paths of other packages, and models of others: these are found by name, where a kernel of
-# the hub has none. __main__.py is run by name.
+# Other packages' import paths and models are used by the package's name, and __main__.py is run by
+# it, but a kernel from the hub has no such name. _ops.py is the builder's.
 LEFT_OUT = ("compat", "integrations", "__main__.py", "_ops.py")
-# The ops' namespace is the builder's name of the library, which is another one for each build.
+# The ops' namespace is the builder's name of the library, which is unique to each build.
 CXX_FLAGS = (
     "-std=c++20",
     "-fvisibility=hidden",
     "-DSELECTIVE_SCAN_NAMESPACE=TORCH_EXTENSION_NAME",
 )
-# The builder has an old system's libraries and no need of stand-ins for them.
+# The builder has an old system's libraries, so it needs no stand-ins for them.
 NOT_COMPILED = "older_runtime.cpp"
 
 sys.path[:0] = [str(ROOT / "csrc" / part) for part in ("cuda", "torch")]
@@ -38,14 +38,14 @@ import toolkit  # noqa: E402
 
 
 def python_files() -> list[Path]:
-    """The package's files that are shipped, relative to it."""
+    """Returns the files of the package to ship, relative to the package's folder."""
     package = ROOT / PACKAGE
     files = [path.relative_to(package) for path in package.rglob("*") if path.suffix == ".py"]
     return sorted(path for path in files if path.parts[0] not in LEFT_OUT)
 
 
 def sources(folder: Path) -> dict[str, list[str]]:
-    """The files of each list of build.toml, as they lie in `folder`."""
+    """Returns the files of each list of build.toml, relative to `folder`."""
     result: dict[str, list[str]] = {"LIBRARY": [], "CPU": [], "CUDA": []}
     for path in sorted(folder.glob("csrc/**/*")):
         if path.suffix not in (".cpp", ".cu", ".h", ".cuh") or path.name == NOT_COMPILED:
@@ -57,7 +57,7 @@ def sources(folder: Path) -> dict[str, list[str]]:
 
 
 def fill(text: str, lists: dict[str, Iterable[str]]) -> str:
-    """Has each line or entry "@NAME" stand for the entries of a list."""
+    """Replaces each line or entry "@NAME" by the entries of a list."""
     for name, entries in lists.items():
         text = re.sub(rf'^( *)"@{name}",\n', _lines(entries), text, flags=re.MULTILINE)
         text = text.replace(f'"@{name}"', ", ".join(f'"{entry}"' for entry in entries))

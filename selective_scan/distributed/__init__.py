@@ -1,10 +1,10 @@
 """Sequences and models that are split over the ranks of torch.distributed.
 
     selective_scan_fn   the scan of a sequence whose steps lie on several ranks
-    causal_conv1d_fn    the convolution that stands before it
-    parallelize         an S6 with its steps, its channels, or both on several ranks
+    causal_conv1d_fn    the convolution that precedes it
+    parallelize         splits the steps, the channels, or both of an S6 over ranks
 
-Nothing of the package imports this module; a program that wants it does.
+The package does not import this module; programs that need it import it themselves.
 """
 
 import torch

@@ -1,6 +1,8 @@
-"""A scan that asks between finding what its steps do to a state, and scanning them: what enters?
+"""A scan that exchanges states with other ranks in its middle.
 
-That is asked by the ops, of which kernels find the first in the midst of a pass.
+It first finds the map that its steps apply to a state, then passes it to a callback that returns
+the entering state, and scans from there. The ops call the callback, since some kernels find the map
+in the midst of a pass.
 """
 
 from __future__ import annotations
@@ -40,13 +42,14 @@ def _numbered(enter: Enter) -> Iterator[int]:
 def scan_forward(
     scanned: tuple, enter: Enter, *, is_told: bool, is_saved: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """out, the last state and saved states, as the op of one device gives them.
+    """Returns out, the last state and saved states, as the op of one device does.
 
     Args:
-        scanned: its arguments, without cu_seqlens.
-        enter: gets what the steps do to the state that enters them, (batch, 2, dim, dstate), and
-            gives that state; whoever needs nothing of the first need not be told: it gets that of
-            no steps.
+        scanned: the op's arguments, without cu_seqlens.
+        enter: takes the map that the steps apply to the entering state, (batch, 2, dim, dstate),
+            and returns that state.
+        is_told: whether `enter` needs the map; if not, it gets the map of no steps.
+        is_saved: whether to save states for the backward pass.
     """
     with _numbered(enter) as entrance:
         return ops.selective_scan_between_fwd(*scanned, is_told, entrance, is_saved)
@@ -55,8 +58,8 @@ def scan_forward(
 def scan_backward(
     dout: Tensor | None, scanned: tuple, states: Tensor | None, enter: Enter, *, is_told: bool
 ) -> tuple[Tensor | None, ...]:
-    """All gradients. `enter` gets that of the state in front, of the steps' outputs alone, and
-    gives that of the one behind."""
+    """Returns all gradients. `enter` takes the gradient of the entering state, of the steps'
+    outputs alone, and returns the gradient of the leaving state."""
     with _numbered(enter) as entrance:
         return ops.selective_scan_between_bwd(dout, *scanned, states, is_told, entrance)
 

@@ -1,7 +1,7 @@
-"""What a rank's steps take of the ranks before and behind them, each by one collective.
+"""The data that a rank's steps need from the ranks before and after them, each by one collective.
 
-Of those before: the last steps, which a convolution looks back at, and the state that is entered.
-Backward, of those behind: the gradients of both.
+From the ranks before: the last steps, which a convolution looks back at, and the entering state. In
+the backward pass, from the ranks after: the gradients of both.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ._groups import Ranks
 
 # --- steps ----------------------------------------------------------------------------------------
 
-# A tail is the last `history` steps that a rank has, behind zeros where it has fewer. The initial
-# states are tail 0, and rank r's is tail r + 1. A window is the last `history` steps before a rank;
-# window r is before rank r, and one more is behind all.
+# A tail is the last `history` steps of a rank, after zeros if it has fewer. The initial states are
+# tail 0, and the tail of rank r is tail r + 1. A window is the last `history` steps before a rank:
+# window r precedes rank r, and one more window follows the last rank.
 
 
 def exchange_tails(x: Tensor, history: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The tails of all ranks, (rank, batch, dim, step), and how many steps each has, for an x of
-    (batch, dim, seqlen)."""
+    """Returns the tails of all ranks, (rank, batch, dim, step), and the number of steps of each,
+    for an x of (batch, dim, seqlen)."""
     batch, dim, seqlen = x.shape
     count = min(seqlen, history)
-    row = x.new_full((batch * dim * history + 1,), count)  # a dtype holds such a number
+    row = x.new_full((batch * dim * history + 1,), count)  # every dtype represents count exactly
     tail = row[:-1].view(batch, dim, history)
     own = tail
     if count < history:
@@ -37,8 +37,8 @@ def exchange_tails(x: Tensor, history: int, ranks: Ranks) -> tuple[Tensor, Tenso
 
 
 def window_of(tails: Tensor, initial: Tensor | None, counts: Tensor, place: int) -> Tensor:
-    """Window `place`, of the tails and the states before all, which are 0 where there are none. It
-    may lie in the tails' memory."""
+    """Returns window `place` from the tails and the initial states, which are 0 if None. It may be
+    a view of the tails."""
     if initial is not None:
         tails = torch.cat([initial[None], tails[:place]])
         return _sum_of_shifted(tails, counts, slice(place + 1), place)
@@ -48,8 +48,8 @@ def window_of(tails: Tensor, initial: Tensor | None, counts: Tensor, place: int)
 
 
 def exchange_window_gradients(own: Tensor, of_last: Tensor | None, ranks: Ranks) -> Tensor:
-    """The gradients of all windows, (window, batch, dim, step), of that of a rank's own, and of its
-    part of the last one's, without which that is left out."""
+    """Returns the gradients of all windows, (window, batch, dim, step), from that of the rank's own
+    window and its part of the last window's, which is left out if `of_last` is None."""
     if of_last is None:
         return ranks.gather(own)
     gathered, of_all = ranks.gather(torch.stack([own, of_last])).unbind(1)
@@ -57,12 +57,12 @@ def exchange_window_gradients(own: Tensor, of_last: Tensor | None, ranks: Ranks)
 
 
 def tail_gradient(tail: int, windows: Tensor, counts: Tensor) -> Tensor:
-    """That of a tail, from those of all windows behind it."""
+    """Returns the gradient of a tail from those of all windows after it."""
     return _sum_of_shifted(windows[tail:], counts, slice(tail, len(windows)), tail)
 
 
 def add_tail_gradient(dx: Tensor, windows: Tensor, counts: Tensor, ranks: Ranks) -> None:
-    """Adds that of a rank's own tail to the gradient of its steps, (batch, dim, seqlen)."""
+    """Adds the gradient of the rank's own tail to that of its steps, (batch, dim, seqlen)."""
     if len(windows) == ranks.place + 1:
         return
     history = windows.shape[-1]
@@ -72,8 +72,8 @@ def add_tail_gradient(dx: Tensor, windows: Tensor, counts: Tensor, ranks: Ranks)
 
 
 def _sum_of_shifted(parts: Tensor, counts: Tensor, numbers: slice, place: int) -> Tensor:
-    """The sum of tails or windows of these numbers, (number, batch, dim, step), where their steps
-    lie in window or tail `place`. One alone has the same number, and lies where it does."""
+    """Returns the sum of the tails or windows `numbers`, (number, batch, dim, step), each shifted
+    to the steps of window or tail `place`. A single one is number `place` and needs no shift."""
     if len(parts) == 1:
         return parts[0]
     history = parts.shape[-1]
@@ -81,7 +81,7 @@ def _sum_of_shifted(parts: Tensor, counts: Tensor, numbers: slice, place: int) -
     step = torch.arange(history, device=parts.device) + (ends[place] - ends[numbers])[:, None]
     is_there = (step >= 0) & (step < history)
     step = step.clamp(0, history - 1)[:, None, None].expand_as(parts)
-    # A 0 as torch.where's argument would be copied to the device, for which the host would wait.
+    # masked_fill_, since torch.where would copy a 0 to the device, and the host would wait for it.
     return parts.gather(3, step).masked_fill_(~is_there[:, None, None], 0).sum(0)
 
 
@@ -91,19 +91,19 @@ def _sum_of_shifted(parts: Tensor, counts: Tensor, numbers: slice, place: int) -
 def exchange_maps(
     own: Tensor, initial: Tensor | None, ranks: Ranks, *, is_last_wanted: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The state that enters a rank's steps, and the one behind all if wanted; and all ranks'
-    factors, (rank, batch, dim, dstate).
+    """Returns the state that enters the rank's steps, the last state of all steps if wanted, and
+    all ranks' factors, (rank, batch, dim, dstate).
 
     Args:
-        own: what the rank's steps do to the state that enters them, h → factor·h + offset:
+        own: the map that the rank's steps apply to the entering state, h → factor·h + offset:
             (batch, 2, dim, dstate).
-        initial: the state before all; None is 0.
+        initial: the state before the first step of all; None is 0.
     """
     factors, offsets = ranks.gather(own).unbind(2)
     wanted = ranks.count if is_last_wanted else ranks.place
     if wanted > 0:
         behind = _compose(factors[:wanted], offsets[:wanted], initial)
-    # Results of an op share no memory.
+    # Results of an op must not share memory.
     if not ranks.is_first:
         entering = behind[ranks.place - 1].clone()
     elif initial is None:
@@ -116,12 +116,12 @@ def exchange_maps(
 def exchange_state_gradients(
     own: Tensor, of_last: Tensor | None, factors: Tensor, ranks: Ranks
 ) -> Tensor | None:
-    """The gradient of the state that leaves a rank's steps; None is 0.
+    """Returns the gradient of the state that leaves the rank's steps; None is 0.
 
     Args:
-        own: the gradient of the state that enters the rank's steps, of its own outputs alone.
-        of_last: the rank's part of the gradient of the state behind all, if that was asked for.
-        factors: as above.
+        own: the gradient of the state that enters the rank's steps, from its own outputs alone.
+        of_last: the rank's part of the last state's gradient, if that state was returned.
+        factors: the result of exchange_maps.
     """
     gathered = ranks.gather(own if of_last is None else torch.stack([own, of_last]))
     leaving = None
@@ -137,8 +137,8 @@ def exchange_state_gradients(
 def _compose(
     factors: Tensor, offsets: Tensor, initial: Tensor | None, *, backwards: bool = False
 ) -> Tensor:
-    """The states behind every part of a sequence, (part, batch, dim, dstate); or the gradients of
-    those in front, from the last part on."""
+    """Returns the states after every part of a sequence, (part, batch, dim, dstate); if
+    `backwards`, the gradients of the states before the parts, from the last part on."""
     if len(offsets) == 1 and initial is None:
         return offsets
     if backwards:

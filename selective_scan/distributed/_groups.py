@@ -1,6 +1,6 @@
-"""The ranks that share a call, and what they tell each other.
+"""The ranks that share a call, and their collectives.
 
-Ops are given a group by its name, as PyTorch's functional collectives are.
+Ops are given a group by its name, like PyTorch's functional collectives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .. import _pytorch
 from .._operator import type_of
 
 Group = dist.ProcessGroup | dist.DeviceMesh | None
-# These groups were given so far, for a PyTorch that does not find them.
+# The groups given so far, for a PyTorch that cannot find a group by its name.
 _seen_groups: WeakValueDictionary[str, dist.ProcessGroup] = WeakValueDictionary()
 
 
@@ -35,11 +35,11 @@ class GroupName:
             _fail_on_group(f"the name of a group, got {type(value).__name__}")
 
     def check_value(self, value: str) -> None:
-        """A name that PyTorch does not know it refuses itself."""
+        """Does nothing, since PyTorch itself refuses an unknown name."""
 
 
 def name_of(group: Group) -> str:
-    """The name of the group that a caller gave; None is the default group."""
+    """Returns the name of the group that a caller gave; None is the default group."""
     if isinstance(group, dist.DeviceMesh):
         if group.ndim != 1:
             raise ValueError(
@@ -64,9 +64,10 @@ def name_of(group: Group) -> str:
 
 
 def check_backend(name: str, group: dist.ProcessGroup, device: str) -> None:
-    """`name` is that of the argument with the group, `device` the type of the tensors' device."""
+    """Raises a ValueError if the group cannot exchange tensors on devices of type `device`; `name`
+    is the name of the argument that holds the group."""
     pairs = dist.get_backend_config(group).split(",")
-    # Gloo's all-gather into one tensor reads a GPU's memory as the host's, which ends the process.
+    # Gloo's all-gather into one tensor reads GPU memory as host memory, which ends the process.
     if device != "cpu" and f"{device}:gloo" in pairs:
         raise ValueError(
             f"selective_scan: {name} must have a backend for tensors on {device}, such as nccl, "
@@ -83,9 +84,9 @@ class Ranks:
     """The ranks of a group in the order in which a sequence runs through them.
 
     Attributes:
-        group: that of the ranks.
-        count: how many there are.
-        place: which of them this one is in that order.
+        group: the process group.
+        count: the number of ranks.
+        place: the position of this rank in the order.
         backwards: whether the order is from the last rank to the first.
     """
 
@@ -96,7 +97,7 @@ class Ranks:
 
     @staticmethod
     def of(name: str, device: torch.device, backwards: bool = False) -> Ranks:
-        """The ranks of the group of this name, to exchange tensors on `device`."""
+        """Returns the ranks of the group of this name, to exchange tensors on `device`."""
         group = _group_of(name)
         check_backend("group", group, type_of(device))
         count, rank = group.size(), group.rank()
@@ -107,8 +108,8 @@ class Ranks:
         return self.place == 0
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """What every rank has for `tensor`, in the order of the sequence, along a new dimension in
-        front."""
+        """Gathers every rank's `tensor`, in the order of the sequence, along a new first
+        dimension."""
         if self.count == 1 or tensor.numel() == 0:
             return tensor.expand(self.count, *tensor.shape)
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -119,7 +120,7 @@ class Ranks:
         return torch.view_as_complex(gathered) if tensor.is_complex() else gathered
 
     def sum(self, tensors: list[Tensor | None], dtype: torch.dtype) -> list[Tensor | None]:
-        """The sums over all ranks, which are added in `dtype`, with one collective."""
+        """Returns the sums over all ranks, accumulated in `dtype` by one collective."""
         if self.count == 1:
             return tensors
         parts = [_as_row(tensor, dtype) for tensor in tensors if tensor is not None]
@@ -135,7 +136,7 @@ def _as_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _from_row(row: Tensor, like: Tensor) -> Tensor:
     if like.is_complex():
         row = torch.view_as_complex(row.view(*like.shape, 2))
-    # Results of an op share no memory.
+    # Results of an op must not share memory.
     return row.view(like.shape).to(like.dtype, copy=True)
 
 
@@ -143,8 +144,8 @@ def _group_of(name: str) -> dist.ProcessGroup:
     return (_pytorch.resolve_process_group or _seen_groups.__getitem__)(name)
 
 
-# Functional collectives have fake kernels, which torch.compile needs. The others take less of the
-# host's time, and run in the stream that they are called in.
+# Functional collectives have fake kernels, which torch.compile needs. The others take less host
+# time and run in the current stream.
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -152,7 +153,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _all_gather(tensor: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' tensors, one behind the other in the first dimension."""
+    """Concatenates all ranks' tensors along the first dimension."""
     if _pytorch.functional_all_gather is None or _is_plain(tensor):
         gathered = tensor.new_empty(count * len(tensor), *tensor.shape[1:])
         _pytorch.all_gather(gathered, tensor, group)
@@ -162,7 +163,7 @@ def _all_gather(tensor: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def _all_reduce(own: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum, for which `own` may be written over."""
+    """Returns the sum over the ranks; may overwrite `own`."""
     if _pytorch.functional_all_reduce is None or _is_plain(own):
         dist.all_reduce(own, group=group)
         return own

@@ -1,4 +1,4 @@
-"""Layers of which a rank computes its own steps, its own channels, or both."""
+"""Layers in which each rank computes its own steps, its own channels, or both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._mamba_inner import MAMBA_INNER_OF_RANKS
 from .causal_conv1d import causal_conv1d_fn
 from .selective_scan import selective_scan_fn
 
-# How the channels of a layer's parameters are split; all others are the same on every rank.
+# How a layer's parameters are sharded by channels; all others are replicated.
 _CHANNELS = {
     "in_proj.weight": Shard(0),
     "in_proj.bias": Shard(0),
@@ -43,27 +43,30 @@ _CHANNELS = {
     "A_log": Shard(0),
     "D": Shard(0),
 }
-# What nn.Module keeps of the hooks of its calls.
+# The attributes in which nn.Module keeps the hooks of its calls.
 _HOOKS = [name for name in vars(nn.Module()) if re.match("_(forward|backward)_|_is_full_", name)]
 
 
 def replaced_part(layer: S6Layer) -> str | None:
-    """What stands in the place of a projection or of a parameter, by its name, if anything does."""
+    """Returns the name of a projection that is not an nn.Linear, or of a parameter that Mamba does
+    not have, if there is one."""
     names = [name for name in _PROJECTIONS if type(layer.get_submodule(name)) is not nn.Linear]
     names += [name for name, _ in layer.named_parameters() if name not in LAYER_NAMES]
     return names[0] if names else None
 
 
 def split_steps(layer: S6Layer, mesh: DeviceMesh) -> None:
-    """The mesh has one dimension. A layer with a mesh can be copied and pickled, and one with a
-    group cannot."""
+    """Makes a layer compute its steps as part of a sequence split over a mesh of one dimension.
+
+    The layer keeps the mesh, since with a process group it could not be copied or pickled.
+    """
     layer.__class__ = _OwnSteps
     layer.mesh = mesh
 
 
 def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
-    """The parameters become DTensors over the mesh, which has one dimension. Returns the layer that
-    computes with this rank's parts of them."""
+    """Makes the parameters DTensors over the mesh, which has one dimension. Returns the layer that
+    computes with this rank's shards of them."""
     own = copy.deepcopy(layer).to("meta")
     own.d_inner //= mesh.size()
     own.conv1d.in_channels = own.conv1d.out_channels = own.conv1d.groups = own.d_inner
@@ -74,19 +77,19 @@ def split_channels(layer: S6Layer, mesh: DeviceMesh) -> S6Layer:
         projection.mesh = mesh
     _share_hooks(layer, own)
     layer.__class__ = _OwnChannels
-    layer.own = [own]  # whose parameters are none of the layer's
+    layer.own = [own]  # in a list, so that its parameters are not registered with the layer
     _distribute_parameters(layer, mesh, _CHANNELS)
     return own
 
 
 def _share_hooks(layer: S6Layer, own: S6Layer) -> None:
-    """Has hooks of a layer's parts, also later ones, run where `own` calls its parts, and those of
-    the layer, which is called itself, nowhere else."""
+    """Makes the hooks of a layer's submodules, including later ones, run when `own` calls its
+    submodules. The hooks of the layer run only in the call of the layer itself."""
     none = vars(nn.Module())
     vars(own).update({name: none[name] for name in _HOOKS})
     for part, twin in zip(layer.children(), own.children(), strict=True):
         vars(twin).update({name: vars(part)[name] for name in _HOOKS})
-        if twin._is_full_backward_hook is None:  # the kind of those to come
+        if twin._is_full_backward_hook is None:  # backward hooks registered later are full ones
             twin._is_full_backward_hook = True
 
 
@@ -98,7 +101,7 @@ def replicate_norm(norm: nn.RMSNorm, mesh: DeviceMesh) -> None:
 def _distribute_parameters(
     module: nn.Module, mesh: DeviceMesh, placements: dict[str, Placement]
 ) -> None:
-    """Makes DTensors of a module's parameters, of what the mesh's first rank has for them."""
+    """Makes a module's parameters DTensors with the values of the mesh's first rank."""
     for name, parameter in list(module.named_parameters()):
         placement = placements.get(name, Replicate())
         tensor = distribute_tensor(parameter.detach(), mesh, [placement])
@@ -109,7 +112,7 @@ def _distribute_parameters(
 
 
 class _OwnPart(S6Layer):
-    """A layer that sees a part of the steps or of the channels."""
+    """A layer that computes a part of the steps or of the channels."""
 
     def _run(
         self,
@@ -125,14 +128,14 @@ class _OwnPart(S6Layer):
         return super()._run(hidden, residual, None, None) if out is None else out
 
     def _run_in_one(self, hidden: Tensor, residual: Tensor | None) -> Tensor | None:
-        """What one operator gives for the layer, if there is one."""
+        """Returns the layer's output by one operator, None if no operator serves it."""
 
     def _is_plain(self) -> bool:
         return False
 
 
 class _OwnSteps(_OwnPart):
-    """What it needs of others' steps it gets through collectives."""
+    """A layer that computes its rank's steps, and gets data of other ranks' through collectives."""
 
     mesh: DeviceMesh
 
@@ -161,7 +164,7 @@ class _OwnSteps(_OwnPart):
 
 
 class _OwnChannels(S6Layer):
-    """Holds the parameters, as DTensors. `own` computes with this rank's parts of them."""
+    """A layer that holds the parameters as DTensors. `own` computes with this rank's shards."""
 
     own: list[S6Layer]
 
@@ -174,8 +177,8 @@ class _OwnChannels(S6Layer):
 
 
 def _own_rows(parameter: DTensor) -> Tensor:
-    """This rank's rows for x and for z. The parameter itself is split without regard to the two, so
-    that it lies in a checkpoint as that of a whole layer does."""
+    """Returns this rank's rows for x and for z. The parameter itself is sharded without regard to
+    the two, so that a checkpoint has the layout of an unsplit layer."""
     mesh = parameter.device_mesh
     whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     rows = whole.unflatten(0, (2, mesh.size(), -1))[:, mesh.get_local_rank()]
@@ -183,13 +186,13 @@ def _own_rows(parameter: DTensor) -> Tensor:
 
 
 def _sum(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum over the ranks, whose gradient is each part's."""
+    """Returns the sum over the ranks. Its gradient is the gradient of each part."""
     partial = DTensor.from_local(part, mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=[Replicate()]).to_local()
 
 
 def _sum_gradients(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The tensor, which is the same on all ranks, and of whose gradient each has a part."""
+    """Returns the tensor, which is the same on all ranks; its gradient is summed over the ranks."""
     replicated = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     return replicated.to_local(grad_placements=[Partial()])
 

@@ -1,7 +1,7 @@
-"""A layer of which each rank has its own steps, as one operator.
+"""A layer in which each rank has its own steps, as one operator.
 
-Its op is the one of one device, which calls those that are defined here for what it needs of other
-ranks: csrc/torch/ranks.h.
+The op is that of a single device, which exchanges data with other ranks through the callbacks
+defined here; see csrc/torch/ranks.h.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _memory.define_callback(
 
 
 class _OfRanks(Kept):
-    """What has a dimension of all ranks in front."""
+    """A kept tensor with a leading dimension of all ranks."""
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
         ranks = Ranks.of(call.options["group"], call["xz"].device)

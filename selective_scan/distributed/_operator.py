@@ -1,4 +1,4 @@
-"""Operators whose kernels are made of other ops and of collectives, in Python."""
+"""Operators whose kernels are composed of other ops and of collectives, in Python."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from .._table import Table
 
 
 class DistributedOperator(Operator):
-    """An operator whose ops call others and exchange data between ranks, and so serve as their own
-    fake kernels.
+    """An operator whose ops call other ops and exchange data between ranks. The kernels of its ops
+    also serve as their fake kernels.
 
-    The ops are opaque for torch.compile, torch.export and the transforms of torch.func. Eager calls
-    take no way through the dispatcher to what is Python again.
+    The ops are opaque to torch.compile, torch.export and the transforms of torch.func. Eager calls
+    bypass the dispatcher, since the kernels are Python.
 
     Args:
         name, arguments, backward: see Operator. Schemas follow from them, and have no defaults.
-        results: those of the forward op: the differentiable ones, and what is kept. The backward op
-            may be given None for a gradient where there are several.
-        forward_kernel: from the forward op's arguments to its results.
-        backward_kernel: from the backward op's arguments to the gradients.
-        is_checked_by_kernel: whether ops that the forward kernel calls check all of its arguments
-            before ranks exchange anything. Eager calls, which wait for the host, leave it to them.
+        results: the forward op's results: the differentiable ones, then the kept ones. If several
+            are differentiable, the backward op may be given None for a gradient.
+        forward_kernel: maps the forward op's arguments to its results.
+        backward_kernel: maps the backward op's arguments to the gradients.
+        is_checked_by_kernel: returns whether the ops that the forward kernel calls check all of its
+            arguments before ranks exchange anything. Eager calls, which host time bounds, then skip
+            the checks in Python.
     """
 
     _has_defaults = False
@@ -52,8 +53,8 @@ class DistributedOperator(Operator):
         super().__init__(name, arguments, results, backward, has_batching_rules=False)
 
     def require_kernels(self, values: tuple) -> None:
-        """Fails where there are none for these arguments of the function: the references know no
-        groups."""
+        """Raises an error if no kernels serve these arguments of the function, since the references
+        do not support groups."""
         if not self.has_kernels((*values, "auto")):
             raise NotImplementedError(
                 f"selective_scan: {self.name} needs kernels for tensors on "
@@ -68,7 +69,7 @@ class DistributedOperator(Operator):
     def _register(self) -> None:
         self._define()
         super()._register()
-        # Eager calls.
+        # For eager calls.
         self._run_forward = self._forward_of_eager_calls
         function = self._make_function(self._run_forward, self._backward_of_eager_calls)
         self._apply = _pytorch.apply_outside_transforms(function)
@@ -78,14 +79,14 @@ class DistributedOperator(Operator):
         return (self._forward_kernel if is_checked else self._forward_fake)(*arguments)
 
     def _backward_of_eager_calls(self, *arguments):
-        """Of several cotangents at once the op is called for each: the kernel has ops that write to
-        what they are given, and PyTorch does not map these."""
+        """Runs the backward kernel, or the op if cotangents are batched, which is called for each
+        of them: PyTorch cannot map the kernel, which calls ops that write to their arguments."""
         cotangents = arguments[: self._derivative.num_cotangents]
         if _pytorch.are_transforms_active() or any(map(_pytorch.is_one_of_several, cotangents)):
             return self._backward_op(*arguments)
         return self._backward_kernel(*arguments)
 
-    # The op's kernels are its fake kernels, too.
+    # The fake kernels are the ops' kernels.
 
     def _forward_fake(self, *arguments):
         self.arguments.check_values(arguments)

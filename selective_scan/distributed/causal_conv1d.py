@@ -40,22 +40,22 @@ _ARGUMENTS = Table(
 
 
 class _Arguments(namedtuple("_Arguments", _ARGUMENTS.names)):
-    """Those of the forward op."""
+    """The arguments of the forward op."""
 
     __slots__ = ()
 
     @property
     def history(self) -> int:
-        """How many steps back the convolution looks."""
+        """The number of earlier steps that the convolution looks back at."""
         return self.weight.shape[1] - 1
 
     def local(self, before: Tensor) -> tuple:
-        """The arguments of the ops of one device, for this rank's steps."""
+        """Returns the arguments of the single-device ops for this rank's steps."""
         return self.x, self.weight, self.bias, None, None, before
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
-    """out and final_states; then, if asked for, what the backward pass wants."""
+    """Returns out and final_states, then the tensors saved for backward if asked for."""
     *arguments, is_saved = arguments
     call = _Arguments(*arguments)
     ranks = Ranks.of(call.group, call.x.device)
@@ -70,10 +70,10 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
 
 
 def _backward(dout: Tensor | None, dfinal_states: Tensor | None, *arguments):
-    """The gradients of the forward op's tensors."""
+    """Returns the gradients of the forward op's tensors."""
     *arguments, before, counts = arguments
     call = _Arguments(*arguments)
-    if before is None:  # the forward op was not asked to keep anything
+    if before is None:  # the forward op saved nothing
         *_, before, counts = _forward(*arguments, True)
     ranks = Ranks.of(call.group, call.x.device)
     if dout is None:
@@ -166,35 +166,35 @@ def causal_conv1d_fn(
     group: Group,
     reduce_gradients: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Convolves a sequence whose steps lie on the ranks of a group, each with some of its own.
+    """Convolves a sequence whose steps are split over the ranks of a group.
 
-    It computes what :func:`selective_scan.causal_conv1d_fn` computes of the whole sequence, which
-    is that of the first rank's steps, then the second's, and so on; a rank may have any number of
-    steps, and none. One all-gather tells every rank the width - 1 steps before its own, which lie
-    on several ranks where these have few, and one brings their gradients back. What is said of
-    calls and of the group at :func:`selective_scan_fn` holds here.
+    It computes what :func:`selective_scan.causal_conv1d_fn` computes for the whole sequence, which
+    is the first rank's steps followed by the second's, and so on; a rank may have any number of
+    steps, including none. One all-gather gives every rank the width - 1 steps before its own, which
+    may come from several ranks with few steps, and another one returns their gradients. The
+    requirements of :func:`selective_scan_fn` on calls and on the group apply here, too.
 
     Args:
         x: this rank's steps, (batch, dim, seqlen).
         weight: (dim, width), the same on every rank.
         bias: (dim,), the same on every rank.
         initial_states: x at the width - 1 steps before the first of all, (batch, dim, width - 1),
-            given alike on every rank.
+            the same on every rank.
         return_final_states: whether to return (out, final_states).
         activation: None, "silu" or "swish".
         group: see :func:`selective_scan_fn`.
-        reduce_gradients: whether the gradients of weight and bias are summed over the ranks. That
-            of initial_states is the first rank's and 0 on all others, whose sum is the whole.
+        reduce_gradients: whether the gradients of weight and bias are summed over the ranks. The
+            gradient of initial_states is whole on the first rank and 0 on all others.
 
     Returns:
         This rank's steps of out, (batch, dim, seqlen) in x's dtype. With return_final_states also
-        the last width - 1 steps of all, on every rank; their gradient is the sum of what the ranks
-        send back.
+        the last width - 1 steps of all, on every rank; their gradient is the sum of the ranks'
+        gradients.
 
     Raises:
         TypeError, ValueError, ImportError: see :func:`selective_scan_fn`.
-        RuntimeError: see :func:`selective_scan.causal_conv1d_fn`; also where a collective fails or
-            the group's timeout is over.
+        RuntimeError: see :func:`selective_scan.causal_conv1d_fn`; also if a collective fails or the
+            group's timeout expires.
 
     Example:
         >>> import torch, torch.distributed as dist

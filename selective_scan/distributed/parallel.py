@@ -1,4 +1,4 @@
-"""Models whose sequences, or channels, are split over a mesh of devices."""
+"""Models whose sequences or channels are split over a mesh of devices."""
 
 from __future__ import annotations
 
@@ -22,40 +22,37 @@ def parallelize(
     """Splits the sequences that a model takes, its channels, or both over the ranks of a mesh.
 
     With `sequence_dim`, each rank passes its own steps, (batch, seqlen, d_model), in the order of
-    the ranks, and gets the model's output for these. Ranks may have different numbers of steps. A
-    bidirectional model's second scan runs the ranks the other way. The parameters are the same on
-    every rank, and each rank's gradients are those of its own steps: put ``fully_shard`` or
-    DistributedDataParallel around the model afterwards, over a group that has these ranks, to
-    reduce them.
+    the ranks, and gets the model's output for them. Ranks may have different numbers of steps. A
+    bidirectional model's second scan runs through the ranks in reverse. The parameters are the same
+    on every rank, and each rank's gradients are those of its own steps. To reduce them, wrap the
+    model afterwards in ``fully_shard`` or DistributedDataParallel over a group with these ranks.
 
-    With `tensor_dim`, each rank computes with d_inner / ranks of the inner channels, takes what all
-    others take, (batch, seqlen, d_model), and returns what they return. All parameters become
-    DTensors over this dimension of the mesh, with the names and shapes that they had, and the
-    values that they had on its first rank: make the optimizer afterwards, and put ``fully_shard``
-    around the model over other dimensions of the mesh. x_proj and out_proj take one all-reduce
-    each, of (batch, seqlen, dt_rank + 2·d_state) and (batch, seqlen, d_model), and as many in the
-    backward pass.
+    With `tensor_dim`, each rank computes with d_inner / ranks of the inner channels. All ranks take
+    the same input, (batch, seqlen, d_model), and return the same output. All parameters become
+    DTensors over this dimension of the mesh. They keep their names and shapes, and have the values
+    of the first rank. Create the optimizer afterwards, and apply ``fully_shard`` to the model over
+    other dimensions of the mesh. x_proj and out_proj take one all-reduce each, of (batch, seqlen,
+    dt_rank + 2·d_state) and (batch, seqlen, d_model), and as many in the backward pass.
 
     Args:
-        model: is changed in place.
-        mesh: of the ranks.
+        model: changed in place.
+        mesh: the mesh of the ranks.
         sequence_dim: the dimension of the mesh over which sequences are split, by its name or its
             number; None splits none.
-        tensor_dim: that over which channels are split.
+        tensor_dim: the dimension over which channels are split, likewise.
 
     Returns:
         The model.
 
     Raises:
         TypeError: an argument is not of the type above.
-        ValueError: the mesh has no such dimension, or both are the same one, or neither is given;
-            it is one of GPUs and its groups are gloo's; the model is parallel already, or is one
-            with states that rotate or with the trapezoid, or its d_inner is no multiple of the
-            ranks of `tensor_dim`, or channels are split and an adapter stands in the place of a
-            part, or another norm with weights in that of norm_f; or sequences are split and its
-            convolution is wider than 8. Where sequences are split and the convolution has a hook or
-            is no plain layer, a call of the model raises it; hooks for all modules do not reach it
-            there.
+        ValueError: the mesh has no such dimension, both are the same one, or neither is given; the
+            mesh is of GPUs and its groups use gloo; the model is already parallel, or has rotating
+            states or the trapezoid; d_inner is not a multiple of the ranks of `tensor_dim`;
+            channels are split and an adapter replaces a part, or another norm with weights replaces
+            norm_f; or sequences are split and the convolution is wider than 8. If sequences are
+            split and the convolution has a hook or is not a plain layer, calls of the model raise
+            the error; hooks registered for all modules do not see the convolution then.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -111,7 +108,7 @@ def parallelize(
 def _one_dimension(
     name: str, dim: str | int | None, mesh: dist.DeviceMesh
 ) -> dist.DeviceMesh | None:
-    """The mesh of this dimension alone."""
+    """Returns the submesh of this dimension, None if `dim` is None."""
     if dim is None:
         return None
     names = mesh.mesh_dim_names or ()

@@ -29,7 +29,7 @@ _ARGUMENTS = scan_arguments(
 
 
 class _Arguments(namedtuple("_Arguments", _ARGUMENTS.names)):
-    """Those of the forward op."""
+    """The arguments of the forward op."""
 
     __slots__ = ()
 
@@ -38,14 +38,14 @@ class _Arguments(namedtuple("_Arguments", _ARGUMENTS.names)):
         return Ranks.of(self.group, self.u.device, self.reverse)
 
     def local(self, entering: Tensor | None) -> tuple:
-        """The arguments of the ops of one device, for this rank's steps, without cu_seqlens."""
+        """Returns the single-device ops' arguments for this rank's steps, without cu_seqlens."""
         tensors = (self.u, self.delta, self.A, self.B, self.C, self.D, self.z, self.delta_bias)
         options = self.delta_softplus, self.discretization_method, entering, self.reverse
         return *tensors, *options, self.input_delta
 
 
 def _forward(*arguments) -> tuple[Tensor | None, ...]:
-    """out and last_state; then, if asked for, what the backward pass wants."""
+    """Returns out and last_state, then the tensors saved for backward if asked for."""
     *arguments, is_saved = arguments
     scan = _Arguments(*arguments)
     ranks, exchanged = scan.ranks, ()
@@ -57,10 +57,10 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
         )
         return exchanged[0]
 
-    # The last rank's map matters for the last state alone. But where others find theirs in the
-    # midst of a pass, it would wait for them before its own, and not beside them.
+    # The last rank's map affects only the last state. Without finding it, though, that rank would
+    # wait for the maps that the others find in the midst of a pass before it begins its own pass.
     is_told = ranks.count > 1 or scan.return_last_state
-    # What enters takes the place of these zeros, of which the op sees that arithmetic is double.
+    # The entering state replaces these zeros, which tell the op that arithmetic is double.
     zeros = None
     if scan.initial_state is not None and scan.initial_state.dtype.to_real() == torch.float64:
         zeros = torch.zeros_like(scan.initial_state)
@@ -74,10 +74,10 @@ def _forward(*arguments) -> tuple[Tensor | None, ...]:
 def _backward(
     dout: Tensor | None, dlast_state: Tensor | None, *arguments
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the forward op's tensors."""
+    """Returns the gradients of the forward op's tensors."""
     *arguments, entering, factors, states = arguments
     scan = _Arguments(*arguments)
-    if entering is None:  # the forward op was not asked to keep anything
+    if entering is None:  # the forward op saved nothing
         _, _, entering, factors, states = _forward(*arguments, True)
     ranks = scan.ranks
 
@@ -88,13 +88,14 @@ def _backward(
         leaving = exchange_state_gradients(own, of_last, factors, ranks)
         return torch.zeros_like(own) if leaving is None else leaving
 
-    # What comes back to before the first rank its own backward pass finds; see _forward().
+    # The gradient of the initial state comes from the first rank's own backward pass, so a single
+    # rank has nothing to exchange; see _forward() for the others.
     is_told = ranks.count > 1
     du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dentering, dinput_delta = scan_backward(
         dout, scan.local(entering), states, enter, is_told=is_told
     )
     if scan.reduce_gradients:
-        # B and C are parameters where they are constant.
+        # Constant B and C are parameters.
         dB_sum, dC_sum = (None if p.dim() > 2 else g for p, g in ((scan.B, dB), (scan.C, dC)))
         dtype = entering.dtype.to_real()
         dA, dB_sum, dC_sum, dD, ddelta_bias = ranks.sum(
@@ -126,8 +127,8 @@ _SCAN = DistributedOperator(
     backward=f"dout dlast_state {' '.join(_ARGUMENTS.names)} entering factors states",
     forward_kernel=_forward,
     backward_kernel=_backward,
-    # The op of a rank's steps is not given initial_state, and tells of a matrix A when one device
-    # takes it.
+    # The op of a rank's steps is not given initial_state, and its message for a matrix A describes
+    # the calls that a single device supports.
     is_checked_by_kernel=lambda arguments: (
         arguments[_INITIAL_STATE] is None and arguments[_A].dim() == 2
     ),
@@ -219,24 +220,25 @@ def selective_scan_fn(
     reduce_gradients: bool = False,
     input_delta: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Scans a sequence whose steps lie on the ranks of a group, each with some of its own.
+    r"""Scans a sequence whose steps are split over the ranks of a group.
 
-    It computes what :func:`selective_scan.selective_scan_fn` computes of the whole sequence, which
-    is that of the first rank's steps, then the second's, and so on. How many steps a rank has is
-    its own affair; it may have none. A and whatever else has no steps is the same on every rank.
+    It computes what :func:`selective_scan.selective_scan_fn` computes for the whole sequence, which
+    is the first rank's steps followed by the second's, and so on. Ranks may have different numbers
+    of steps, including none. A and all other arguments without steps must be the same on every
+    rank.
 
-    Each rank first finds what its steps do to a state that enters them, h → factor·h + offset. One
-    all-gather of these, 2·batch·dim·dstate numbers a rank, tells every rank the state that enters
-    its own steps, and the ordinary scan runs from there. The backward pass does the same from the
-    last rank to the first with the states' gradients, and half as many numbers, or as many where
-    there is a last state. See :doc:`/distributed` for what that costs.
+    Each rank first finds the map that its steps apply to an entering state, h → factor·h + offset.
+    One all-gather of these maps, 2·batch·dim·dstate numbers per rank, gives every rank the state
+    that enters its own steps, from which the ordinary scan runs. The backward pass does the same
+    with the states' gradients, from the last rank to the first, with half as many numbers, or as
+    many if there is a last state. See :doc:`/distributed` for the costs.
 
-    All ranks must make the same calls, with a backward pass where others have one. A rank that
-    does not come keeps the others waiting until the group's timeout.
+    All ranks must make the same calls, and all or none must run the backward pass. A rank that does
+    not take part keeps the others waiting until the group's timeout.
 
     Args:
-        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, input_delta, and B and C with
-            steps. All arguments are those of :func:`selective_scan.selective_scan_fn`, without
+        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, input_delta, and variable B
+            and C. All arguments are those of :func:`selective_scan.selective_scan_fn`, without
             matrices A.
         delta: step sizes, (batch, dim, seqlen).
         A: poles, (dim, dstate).
@@ -248,27 +250,27 @@ def selective_scan_fn(
         delta_softplus: whether Δ is softplus(delta + delta_bias).
         return_last_state: whether to return (out, last_state).
         group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group. Its
-            backend must be one for the tensors' device: NCCL on GPUs, gloo on CPUs.
-        discretization_method: see there.
-        initial_state: the state before the first step of all, given alike on every rank.
+            backend must support the tensors' device: NCCL on GPUs, gloo on CPUs.
+        discretization_method: see :func:`selective_scan.selective_scan_fn`.
+        initial_state: the state before the first step of all, the same on every rank.
         reverse: scan from the last rank's last step to the first rank's first one.
-        reduce_gradients: whether the gradients of A, D, delta_bias and of B and C without steps are
-            summed over the ranks. By default each rank has the part of its own steps, as machinery
-            for data-parallel training takes it. initial_state's is that of the rank with the first
-            step and 0 on all others, whose sum is the whole, in either case.
-        input_delta: a step of the input's own, (batch, dim, seqlen).
+        reduce_gradients: whether the gradients of A, D, delta_bias and of constant B and C are
+            summed over the ranks. By default each rank has the part of its own steps, which
+            data-parallel training expects. In either case, the gradient of initial_state is whole
+            on the rank with the first step and 0 on all others.
+        input_delta: a separate step size for the input, (batch, dim, seqlen).
 
     Returns:
         This rank's steps of out, (batch, dim, seqlen) in u's dtype. With return_last_state also the
-        state behind the last step of all, with the same bits on every rank; its gradient is the sum
-        of what the ranks send back.
+        state after the last step of all, with the same bits on every rank; its gradient is the sum
+        of the ranks' gradients.
 
     Raises:
         TypeError: an argument is not of the type above.
-        ValueError: the group has not this rank, or is a mesh of several dimensions; or it is gloo's
-            and the tensors are on a GPU; or there is no default group.
-        RuntimeError: see :func:`selective_scan.selective_scan_fn`; also where a collective fails or
-            the group's timeout is over.
+        ValueError: the group does not contain this rank, or is a mesh of several dimensions; its
+            backend is gloo and the tensors are on a GPU; or there is no default group.
+        RuntimeError: see :func:`selective_scan.selective_scan_fn`; also if a collective fails or
+            the group's timeout expires.
         ImportError: the library for the tensors' device is missing.
 
     Example:

@@ -1,4 +1,4 @@
-"""Models as ONNX, which run without PyTorch and without this package: see docs/deployment.md."""
+"""Exports models to ONNX, which run without PyTorch and this package; see docs/deployment.md."""
 
 from ._export import export
 from ._program import decompose

@@ -1,4 +1,4 @@
-"""Goes from a model to a program of ONNX."""
+"""Exports a model as an ONNX program."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> ONNXProgram:
-    r"""Exports a model, of this package's layers and functions and of what else PyTorch exports.
+    r"""Exports a model of this package's layers and functions and anything else PyTorch exports.
 
-    It calls torch.export.export, :func:`selective_scan.onnx.decompose`, which puts PyTorch's and
-    ONNX's own operators in the place of this package's, and torch.onnx.export(dynamo=True). The
-    program has the model's dtypes, and its arithmetic where that is wider.
+    It calls torch.export.export, then :func:`selective_scan.onnx.decompose`, which replaces this
+    package's operators by PyTorch's and ONNX's, then torch.onnx.export(dynamo=True). The program
+    has the model's dtypes, and its arithmetic if that is wider.
 
     With opset 27 the selective scan is ONNX's LinearAttention, every channel being a head, and the
-    convolution CausalConvWithState. A long sequence goes by chunks of 256 steps with the state
-    handed on, since LinearAttention's inputs have dstate times the size of the layer's. With an
-    older opset, for complex A and in float64 the scan is ONNX's Scan with one step as its body.
-    docs/deployment.md says which runtime takes which, and how fast it is.
+    convolution is CausalConvWithState. A long sequence runs in chunks of 256 steps that pass the
+    state on, since LinearAttention's inputs are dstate times as large as the layer's. With an older
+    opset, for complex A and in float64, the scan is ONNX's Scan with one step as its body.
+    docs/deployment.md lists which runtimes support which form, and their speed.
 
-    States, of caches too, are inputs and outputs: a module whose forward takes them, copies them
-    and returns them makes the step of a language model. `examples/onnx_language_model.py` does so.
+    States, including those of caches, are inputs and outputs: a module whose forward takes, copies
+    and returns them is the step of a language model, as in `examples/onnx_language_model.py`.
 
     Args:
-        model: called as ``model(*args)`` without gradients, in the mode in which it is; or what
-            torch.export.export made of it, and then args are not looked at.
-        args: an example of its inputs.
-        path: where to write the program; None writes nothing.
+        model: called as ``model(*args)`` without gradients, in its current mode; or the result of
+            torch.export.export, in which case args are ignored.
+        args: example inputs.
+        path: the file to write the program to; None writes nothing.
         dynamic: sizes that may differ from the example's, as torch.export.export's dynamic_shapes.
         opset: from 18 to 27.
-        input_names, output_names: of the program; PyTorch finds some.
+        input_names, output_names: the names in the program; by default PyTorch chooses them.
 
     Returns:
-        PyTorch's ONNXProgram, which ``save(path)`` writes, too.
+        PyTorch's ONNXProgram, which ``save(path)`` also writes.
 
     Raises:
         ValueError: opset is out of range.
-        RuntimeError: a call has no form in ONNX: with cu_seqlens of several sequences, seq_idx,
-            indices into pools of steps, a matrix A, a complex diagonal scan. The message names the
-            argument. Also a program that cannot be converted to the opset.
+        RuntimeError: a call has no form in ONNX: one with cu_seqlens of several sequences, seq_idx,
+            indices into pools of steps, a matrix A, or a complex diagonal scan. The message names
+            the argument. Also if the program cannot be converted to the opset.
         ImportError: the package onnx or onnxscript is missing.
 
     Example:
@@ -109,8 +109,8 @@ def _require(package: str) -> None:
 
 
 def _raise_opset(program: ONNXProgram, opset: int) -> None:
-    """Converts what PyTorch made with the oldest opset, whose operators the exporter and ONNX's
-    converter know best; after that the newest ones can take their places."""
+    """Converts a program that PyTorch exported with the oldest opset, whose operators the exporter
+    and ONNX's converter support best. Afterwards the newest operators can move to ONNX's domain."""
     from onnxscript import version_converter
 
     model = program.model

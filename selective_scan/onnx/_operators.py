@@ -1,7 +1,7 @@
-"""The library's operators, composed of what ONNX has.
+"""The library's operators, composed of ONNX's.
 
-Each has the arguments of the function in whose place it stands, so that what is made of a scan and
-a convolution, such as a layer, is made of these here.
+Each has the arguments of the function that it replaces, so that compositions of a scan and a
+convolution, such as a layer, can be built from the operators here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ._recurrence import (
 
 
 def refuse(name: str, value: Tensor | None) -> None:
-    """RuntimeError for an argument that is there, and has no form in ONNX."""
+    """Raises a RuntimeError if an argument is given that has no form in ONNX."""
     if value is not None:
         fail(f"{name} must be None for ONNX, got a tensor {tuple(value.shape)}")
 
@@ -55,7 +55,7 @@ def tensor_of(state: State) -> Tensor:
 
 
 def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -> State:
-    """B or C, (dim, dstate), or with steps (batch, seqlen, dim or 1, dstate)."""
+    """Returns constant B or C as (dim, dstate), variable as (batch, seqlen, dim or 1, dstate)."""
     if given.dim() == 2:
         return state_of(given, dtype)
     if is_complex and not given.is_complex():  # (re, im) interleaved along time
@@ -77,7 +77,7 @@ def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -
 
 
 class Slot:
-    """The slot of a pool that the one sequence of a call has.
+    """The slot of a pool that belongs to the single sequence of a call.
 
     Args:
         pool: (slots, ...), changed in place.
@@ -104,12 +104,12 @@ class Slot:
         self._old = pool.index_select(0, self._index)
 
     def bounds(self, total: int | torch.SymInt) -> tuple[Tensor, Tensor]:
-        """The begin and end of the sequence."""
+        """Returns the begin and end of the sequence."""
         begin, end = self._bounds.clamp(0, total).split(1)
         return begin, torch.maximum(begin, end)
 
     def first_state(self) -> Tensor:
-        """(1, ...)."""
+        """Returns the initial state, (1, ...)."""
         zeros = torch.zeros_like(self._old)
         if self._has_state is None:
             return zeros
@@ -131,7 +131,7 @@ class Operators:
     opset: int
 
     def _is_served(self, dtype: torch.dtype) -> bool:
-        """Whether there are operators of the newest opset, which runtimes have in float32."""
+        """Returns whether the newest opset's operators apply, which runtimes have in float32."""
         return self.opset >= NEWEST_OPSET and dtype == torch.float32
 
     def scan(
@@ -154,8 +154,8 @@ class Operators:
         input_delta: Tensor | None = None,
         is_inside: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """selective_scan_fn, of the steps that is_inside, (seqlen,), says: for the others Δ is 0,
-        which changes no state."""
+        """Computes selective_scan_fn over the steps of the mask is_inside, (seqlen,). At the other
+        steps Δ is 0, which leaves the state unchanged."""
         refuse("cu_seqlens", cu_seqlens)
         refuse("input_delta", input_delta)
         options = (delta_softplus, discretization_method, initial_state, reverse, None, None)
@@ -190,7 +190,7 @@ class Operators:
         return (out, tensor_of(h)) if return_last_state else out
 
     def _run(self, inputs: Inputs, h: State, reverse: bool) -> tuple[Tensor, State]:
-        """y, (batch, seqlen, dim), and the state behind the last step."""
+        """Returns y, (batch, seqlen, dim), and the state after the last step."""
         seqlen = inputs.u.shape[1]
         if isinstance(seqlen, int) and seqlen == 1:
             h, y = take_step(h, inputs.of_steps(lambda steps: steps[:, 0]))
@@ -216,7 +216,7 @@ class Operators:
         *,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """causal_conv1d_fn."""
+        """Computes causal_conv1d_fn."""
         refuse("seq_idx", seq_idx)
         refuse("cu_seqlens", cu_seqlens)
         arguments = (x, weight, bias, None, None, initial_states, return_final_states, activation)
@@ -236,7 +236,7 @@ class Operators:
         reverse: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """diagonal_scan_fn: the scan of b, with C = B = 1 and abar = a."""
+        """Computes diagonal_scan_fn as the scan of b with C = B = 1 and abar = a."""
         refuse("cu_seqlens", cu_seqlens)
         for name, tensor in (("a", a), ("b", b)):
             if tensor.is_complex():
@@ -268,8 +268,8 @@ class Operators:
         pad_slot_id: int = -1,
         out: Tensor | None = None,
     ) -> Tensor:
-        """causal_conv1d_update, of rows that have the states of their number; pad_slot_id marks
-        none of those."""
+        """Computes causal_conv1d_update for rows that use the states of their own number, which
+        pad_slot_id does not affect."""
         refuse("cache_seqlens", cache_seqlens)
         refuse("conv_state_indices", conv_state_indices)
         refuse("out", out)
@@ -300,8 +300,8 @@ class Operators:
         A_is_log: bool = False,
         input_delta: Tensor | None = None,
     ) -> Tensor:
-        """selective_state_update, of rows that have the states of their number: a scan of their
-        steps, of which heads are channels."""
+        """Computes selective_state_update for rows that use the states of their own number, as a
+        scan of their steps in which the channels of all heads are channels."""
         refuse("state_batch_indices", state_batch_indices)
         refuse("dst_state_batch_indices", dst_state_batch_indices)
         refuse("out", out)
@@ -309,7 +309,7 @@ class Operators:
         has_heads, has_steps = state.dim() == 4, x.dim() == state.dim()
 
         def sequence(tensor: Tensor) -> Tensor:
-            """(batch, channels, steps)."""
+            """Returns the tensor as (batch, channels, steps)."""
             tensor = tensor if has_steps else tensor[:, None]
             return tensor.flatten(2).transpose(1, 2)
 
@@ -317,7 +317,7 @@ class Operators:
             return tensor if tensor is None or not has_heads else tensor.flatten(0, 1)
 
         def projection(tensor: Tensor) -> Tensor:
-            """(batch, groups, dstate, steps)."""
+            """Returns the tensor as (batch, groups, dstate, steps)."""
             tensor = tensor if has_steps else tensor[:, None]
             return (tensor[:, :, None] if tensor.dim() == 3 else tensor).movedim(1, -1)
 
@@ -339,7 +339,7 @@ class Operators:
     # --- the ops that a program calls, with the arguments of their schemas ------------------------
 
     def forms(self) -> dict[str, Callable]:
-        """What stands in the place of each op, by its name."""
+        """Returns the replacement of each op, by the op's name."""
         return {
             "selective_scan_fwd": self._scan_op,
             "selective_scan_prefill": self._prefill_op,
@@ -381,7 +381,7 @@ class Operators:
         input_delta: Tensor | None,
         **given,
     ) -> Tensor:
-        """That of one sequence."""
+        """Computes selective_scan_prefill for one sequence."""
         refuse("checkpoint_slots", checkpoint_slots)
         refuse("out", out)
         refuse("input_delta", input_delta)
@@ -413,7 +413,7 @@ class Operators:
         activation: Activation | None,
         **where,
     ) -> Tensor:
-        """That of one sequence, which is moved to the row's begin."""
+        """Computes causal_conv1d_prefill for one sequence, which is moved to the row's begin."""
         slot = Slot(conv_states, **where)
         total = x.shape[2]
         begin, end = slot.bounds(total)

@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real ones, which is all that ONNX's operators take."""
+"""Complex numbers as pairs of real ones, since ONNX's operators support only real numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Pair:
-    """A complex tensor's parts, with as much arithmetic as the discretizations use."""
+    """The parts of a complex tensor, with the arithmetic that the discretizations use."""
 
     def __init__(self, re: Tensor, im: Tensor) -> None:
         self.re, self.im = re, im
@@ -63,7 +63,7 @@ class Pair:
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), options=None):
-        """Serves what takes a tensor, and is not a tensor's method."""
+        """Implements the functions of torch that the discretizations call."""
         if function is torch.where:
             condition, *others = arguments
             others = [*map(Pair.of, others)]

@@ -1,4 +1,4 @@
-"""Exported programs in which the library's ops are replaced by what they are made of."""
+"""Replaces the library's ops in exported programs by compositions of other operators."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ._recurrence import NEWEST_OPSET
 
 
 def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> ExportedProgram:
-    """Puts what ONNX has in the place of this package's operators.
+    """Replaces this package's operators in a program by ones that ONNX has.
 
-    :func:`selective_scan.onnx.export` does so. By hand it serves a call of torch.onnx.export with
-    arguments that `export` does not have.
+    :func:`selective_scan.onnx.export` calls this function. Call it directly to use arguments of
+    torch.onnx.export that `export` does not have.
 
     Args:
-        program: what torch.export.export made; it stays as it is.
-        opset: 27, or an older one. Of an older one the result holds nothing but PyTorch's own
-            operators, which torch.onnx.export takes. Of 27 it has those that are new in the domain
-            "selective_scan", from which `export` moves them to ONNX's.
+        program: the result of torch.export.export, which is not changed.
+        opset: 27, or an older one. For an older one the result contains only PyTorch's own
+            operators, which torch.onnx.export supports. For 27 it has the operators new in that
+            opset in the domain "selective_scan", from which `export` moves them to ONNX's.
 
     Returns:
-        The program that computes the same.
+        A program that computes the same.
 
     Raises:
         RuntimeError: see :func:`selective_scan.onnx.export`.
@@ -50,7 +50,7 @@ def decompose(program: ExportedProgram, *, opset: int = NEWEST_OPSET) -> Exporte
         if isinstance(part, fx.GraphModule):
             _replace_ops(part, forms)
     signature = copy.deepcopy(program.graph_signature)
-    # A copied graph may name an input anew, such as one that is called as a function of Python.
+    # A copied graph may rename an input, such as one with the name of a Python function.
     for specs, nodes in (
         (signature.input_specs, module.graph.find_nodes(op="placeholder")),
         (signature.output_specs, module.graph.output_node().args[0]),
@@ -74,7 +74,7 @@ def _replace_ops(module: fx.GraphModule, forms: dict[str, Callable]) -> None:
 
 
 def _replace(module: fx.GraphModule, node: fx.Node, form: Callable) -> None:
-    """Puts the nodes that a form makes of the node's inputs in its place."""
+    """Replaces a node by the nodes into which `form` traces from the node's inputs."""
     arguments = _all_arguments(node)
     inputs = [*dict.fromkeys(node.all_input_nodes)]
 
@@ -83,7 +83,7 @@ def _replace(module: fx.GraphModule, node: fx.Node, form: Callable) -> None:
         return form(**fx.map_arg(arguments, known.__getitem__))
 
     values = [given.meta["val"] for given in inputs]
-    with torch.no_grad(), values[0].fake_mode:  # in which also tensors of no input are made
+    with torch.no_grad(), values[0].fake_mode:  # for tensors that are made from no input, too
         made = make_fx(call, pre_dispatch=True)(*values)
     made.graph.eliminate_dead_code()
     env = dict(zip(made.graph.find_nodes(op="placeholder"), inputs, strict=True))
@@ -95,11 +95,11 @@ def _replace(module: fx.GraphModule, node: fx.Node, form: Callable) -> None:
                 copied = module.graph.node_copy(new, env.__getitem__)
                 if new.op == "get_attr":
                     copied.target = _adopt(module, getattr(made, new.target))
-                copied.meta = node.meta | new.meta  # the exporter wants to know the layer
+                copied.meta = node.meta | new.meta  # the exporter needs the layer's name
                 env[new] = copied
     if isinstance(results, fx.Node):
         node.replace_all_uses_with(results)
-    for user in [*node.users]:  # each takes one of several results, and may be of no use
+    for user in [*node.users]:  # each takes one of several results, possibly without a use
         if user.users:
             user.replace_all_uses_with(results[user.args[1]])
         module.graph.erase_node(user)
@@ -107,14 +107,14 @@ def _replace(module: fx.GraphModule, node: fx.Node, form: Callable) -> None:
 
 
 def _all_arguments(node: fx.Node) -> dict[str, object]:
-    """Those of the op, by name."""
+    """Returns the arguments of the op by name, defaults included."""
     given, arguments = dict(node.kwargs), node.target._schema.arguments
     given |= {argument.name: value for argument, value in zip(arguments, node.args, strict=False)}
     return {argument.name: argument.default_value for argument in arguments} | given
 
 
 def _adopt(module: fx.GraphModule, part: torch.nn.Module) -> str:
-    """Gives the module a part, such as a loop's body, and returns its name."""
+    """Adds a submodule, such as a loop's body, to the module and returns its name."""
     name = next(name for i in itertools.count() if not hasattr(module, name := f"scan_body_{i}"))
     module.add_module(name, part)
     return name

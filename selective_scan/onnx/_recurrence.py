@@ -1,5 +1,5 @@
-"""The recurrence by operators that ONNX has, written in PyTorch: by LinearAttention of opset 27, or
-by Scan, which every opset has, with the step as its body."""
+"""The recurrence in ONNX's operators, written in PyTorch: LinearAttention of opset 27, or Scan,
+which every opset has, with one step as its body."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch._higher_order_ops.scan import scan_op
 
 from ._pair import Pair
 
-# Operators of the newest opset stand in this domain until the program has that opset: the exporter
-# begins with an older one, and the converter refuses what that does not have.
+# Operators of the newest opset are kept in this domain until the program has that opset: the
+# exporter begins with an older one, and the converter refuses operators that are not in it.
 DOMAIN = "selective_scan"
 OLDEST_OPSET, NEWEST_OPSET = 18, 27
 CHUNK = 256  # steps
@@ -25,16 +25,16 @@ State = Tensor | Pair
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a scan takes: h[t] = abar·h[t-1] + bbar·B·u, y[t] = Σ_n C h[t].
+    """The inputs of a scan: h[t] = abar·h[t-1] + bbar·B·u, y[t] = Σ_n C h[t].
 
     Attributes:
         u, delta: (batch, seqlen, dim), or (batch, dim) for one step.
-        B, C: (batch, seqlen, dim or 1, dstate), or without seqlen; (dim, dstate) where all steps
-            share one.
+        B, C: (batch, seqlen, dim or 1, dstate), without seqlen for one step; (dim, dstate) if
+            constant.
         A: (dim, dstate).
-        discretize: from Δ and Δ·A to abar and bbar.
+        discretize: maps Δ and Δ·A to abar and bbar.
         has_exponential_decay: whether abar = exp(Δ·A).
-        still: the Δ of a step that changes no state, where u is 0.
+        still: the Δ with which a step leaves the state unchanged if u is 0.
     """
 
     u: Tensor
@@ -47,26 +47,26 @@ class Inputs:
     still: float = 0.0
 
     def _names(self) -> tuple[list[str], list[str]]:
-        """The names of what differs from step to step, and of what is shared."""
+        """Returns the names of the inputs that vary from step to step, and of the shared ones."""
         shared = [name for name in "BC" if parts_of(getattr(self, name))[0].dim() == 2]
         return [name for name in ("u", "delta", "B", "C") if name not in shared], [*shared, "A"]
 
     def of_steps(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with a change of what differs from step to step."""
+        """Returns the inputs with a change applied to those that vary from step to step."""
         varying, _ = self._names()
         return replace(self, **{name: _changed(getattr(self, name), change) for name in varying})
 
     def walk(
         self, step: Callable[[State, Inputs], tuple[State, Tensor]], h: State
     ) -> tuple[State, Tensor]:
-        """Goes along the first dimension of what differs from step to step, by ONNX's Scan.
+        """Runs ONNX's Scan along the first dimension of the inputs that vary from step to step.
 
         Args:
-            step: from h and the inputs of one entry to h behind it, and y.
-            h: before the first step.
+            step: maps h and the inputs of one entry to the h after it, and y.
+            h: the state before the first step.
 
         Returns:
-            h behind the last step, and y of all entries.
+            h after the last step, and y of all entries.
         """
         varying, shared = self._names()
         alone = replace(self, **{name: _changed(getattr(self, name), _alone) for name in shared})
@@ -100,12 +100,12 @@ def _changed(value: State, change: Callable[[Tensor], Tensor]) -> State:
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """Copies an input of a loop, in which no two may share memory; none needs a gradient."""
+    """Copies an input of a loop, whose inputs must not share memory and need no gradient."""
     return tensor.detach().clone()
 
 
 def take_step(h: State, inputs: Inputs) -> tuple[State, Tensor]:
-    """One step, and y, (batch, dim)."""
+    """Takes one step; returns h and y, (batch, dim)."""
     delta, u = inputs.delta[..., None], inputs.u[..., None]
     abar, bbar = inputs.discretize(delta, delta * inputs.A)
     h = abar * h + bbar * inputs.B * u
@@ -114,21 +114,21 @@ def take_step(h: State, inputs: Inputs) -> tuple[State, Tensor]:
 
 
 def take_steps(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """All steps at once, by LinearAttention, and y, (batch, seqlen, dim)."""
+    """Takes all steps by one LinearAttention; returns h and y, (batch, seqlen, dim)."""
     delta = inputs.delta[..., None]
     x = delta * inputs.A
     abar, bbar = inputs.discretize(delta, x)
     if inputs.has_exponential_decay:
         log_decay, flips = x, None
     else:
-        size = abar.abs().clamp(min=torch.finfo(abar.dtype).tiny)  # of which there is a logarithm
+        size = abar.abs().clamp(min=torch.finfo(abar.dtype).tiny)  # keeps the logarithm finite
         log_decay, flips = size.log(), abar < 0
     return attend(log_decay, flips, bbar * inputs.B, inputs.u, inputs.C.expand(x.shape), h)
 
 
 def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Does the same for chunks, by Scan: what LinearAttention takes has dstate times the size of
-    the inputs, and is there for one chunk only."""
+    """Takes all steps by a Scan over chunks, so that LinearAttention's inputs, which are dstate
+    times as large as the scan's, exist for only one chunk at a time."""
     seqlen = inputs.u.shape[1]
     if isinstance(seqlen, int) and seqlen <= CHUNK:
         return take_steps(h, inputs)
@@ -148,20 +148,20 @@ def take_chunks(h: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
 def attend(
     log_decay: Tensor, flips: Tensor | None, k: Tensor, v: Tensor, q: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """h[t] = ±exp(log_decay[t])·h[t-1] + k[t]·v[t] and y[t] = Σ_n q[t,n] h[t,n], by one operator,
-    of which every channel is a head.
+    """Computes h[t] = ±exp(log_decay[t])·h[t-1] + k[t]·v[t] and y[t] = Σ_n q[t,n] h[t,n] by one
+    operator, in which every channel is a head.
 
     Args:
         log_decay, k, q: (batch, seqlen, dim, dstate).
-        flips: where the sign is −1, likewise; None where it never is.
+        flips: the mask of the signs that are −1, of the same shape; None if there are none.
         v: (batch, seqlen, dim).
         state: h before the first step, (batch, dim, dstate).
 
     Returns:
-        h behind the last step, and y, (batch, seqlen, dim).
+        h after the last step, and y, (batch, seqlen, dim).
     """
     if flips is not None:
-        # With s[t] the product of all signs up to t, s·h has decays without a sign.
+        # With s[t] the product of all signs up to t, the decays of s·h have no sign.
         signs = _sign(flips.long().cumsum(1), k.dtype)
         k, q = k * signs, q * signs
     dim = v.shape[2]
@@ -180,14 +180,14 @@ def attend(
 
 
 def _sign(count: Tensor, dtype: torch.dtype) -> Tensor:
-    """That of a product of so many numbers below 0."""
+    """Returns the sign of a product of `count` negative numbers."""
     return (1 - 2 * (count % 2)).to(dtype)
 
 
 def convolve_statefully(
     x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """The causal convolution and its last states, by one operator."""
+    """Computes the causal convolution and its last states by one operator of the newest opset."""
     batch, dim, _ = x.shape
     out, last = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::CausalConvWithState",
@@ -203,12 +203,12 @@ def convolve_statefully(
 def convolve_plainly(
     x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    """Does the same by operators that every opset has."""
+    """Computes the causal convolution and its last states by operators that every opset has."""
     (batch, dim, seqlen), history = x.shape, weight.shape[1] - 1
     if states is None:
         states = x.new_zeros(batch, dim, history)
     seen = torch.cat([states, x], -1)
-    if x.dtype == torch.float64:  # of which runtimes have no Conv
+    if x.dtype == torch.float64:  # runtimes have no Conv in float64
         parts = (w[:, None] * seen[..., i : i + seqlen] for i, w in enumerate(weight.unbind(1)))
         out = sum(parts, 0 if bias is None else bias[:, None])
     else:

@@ -2,7 +2,7 @@ import kernels
 import pytest
 import torch
 
-# Without a hub: LOCAL_KERNELS=REPOSITORY=FOLDER has `kernels` take the build in a folder for it.
+# Without a hub, LOCAL_KERNELS=REPOSITORY=FOLDER makes `kernels` load the build in a folder.
 REPOSITORY = "kernels-community/selective-scan"
 
 

@@ -1,4 +1,4 @@
-"""The built kernels against the reference in float64, by `kernels.get_kernel`."""
+"""Compares the kernels that `kernels.get_kernel` loads with the reference in float64."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-// Lets Python import the library. Its ops are registered as it is loaded, by csrc/torch.
+// Lets Python import the library, whose ops csrc/torch registers when it is loaded.
 #include "registration.h"
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
