@@ -1,5 +1,5 @@
-"""Times the causal convolution, as a fraction of what copying its bytes once would take, beside
-torch's convolution and, where it is installed, the package causal_conv1d.
+"""Times the causal convolution against a copy of its bytes, against torch's convolution and, if it
+is installed, against the package causal_conv1d.
 
 Example:
     python benchmarks/benchmark_causal_conv1d.py --device cpu --threads 2 --dtypes float32 bfloat16

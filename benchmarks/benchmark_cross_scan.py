@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Times the scan of a map in four directions beside what VMamba does: copies of the map in four
-orders, one scan of them all, and the merging of its results, by PyTorch around the same kernels.
+"""Times the scan of a map in four directions against VMamba's way: copies of the map in four
+orders, one scan of all copies, and a merge of its results, in PyTorch around the same kernels.
 
-The shapes are the stages of VMamba-T at an image of 224 x 224 pixels. Step sizes and projections
-lie in the order of their direction for either, since projections can be made in any order. A call
-is forward, or forward and backward; results are compared first. On a GPU a call is timed as it is,
-and in a CUDA graph, which tells what it takes where the host is fast enough.
+The shapes are the stages of VMamba-T for an image of 224 x 224 pixels. For both, step sizes and
+projections are in the order of their direction, since projections can be computed in any order. A
+call is forward, or forward and backward; results are compared first. On a GPU a call is timed
+eagerly and in a CUDA graph, which shows the time with a fast enough host.
 
 Example:
     python benchmarks/benchmark_cross_scan.py --json cross_scan.json

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Times what a user of a language model waits for: a prompt, and then each token.
+"""Times the two waits of a language model's user: for a prompt, and for each token.
 
 The model has an embedding, S6 layers and a head, by default of mamba-130m's sizes, with random
-weights. With --vocabulary 0 there are the layers alone. A token goes through them, and the head, by
-one operator. Its time is set beside that of the same layers where each part of them is called as a
-module, of the linear layers alone, and of reading every weight once, which no decoder of batch 1
-beats: on a GPU at the speed of a large copy, on a CPU timed in turn with the rest. On a GPU each is
-eager and a CUDA graph, and beside them are compat's MambaLMHeadModel and mamba_ssm's, where that
-imports; on a CPU eager and, with --compile, compiled, and beside them is llama.cpp with the same
-weights, where llama-cpp-python and gguf import.
+weights; --vocabulary 0 leaves only the layers. A token runs through the layers and the head as one
+operator. Its time is compared with the time of the same layers with each part called as a module,
+of the linear layers alone, and of reading every weight once, the lower bound for batch 1: on a GPU
+at the speed of a large copy, on a CPU timed alternately with the rest. On a GPU each call is timed
+eagerly and as a CUDA graph, along with compat's MambaLMHeadModel and, if mamba_ssm is importable,
+its model. On a CPU each call is timed eagerly and, with --compile, compiled, along with llama.cpp
+with the same weights if llama-cpp-python and gguf are importable.
 
 Example:
     python benchmarks/benchmark_decoding.py --device cpu --threads 2

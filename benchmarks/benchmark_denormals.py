@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times calls whose numbers become denormal beside the same calls of ordinary numbers, on a CPU.
+"""Times calls whose numbers become denormal against the same calls with ordinary numbers, on a CPU.
 
-The kernels flush denormal numbers, PyTorch's own operations do not. So each call is timed a third
-time while the calling thread flushes them, which is as little as it can take. Many processors take
-a hundred times as long for an operation of denormal numbers; on one that takes no longer for them,
-all ratios are 1 whatever the kernels do.
+The kernels flush denormal numbers, PyTorch's own operations do not. Therefore each call is timed a
+third time while the calling thread flushes them, which is the lower bound. Many processors take a
+hundred times as long for an operation with denormal numbers; on a processor that takes no longer,
+all ratios are 1 regardless of the kernels.
 
 Example:
     python benchmarks/benchmark_denormals.py --threads 1 --json denormals.json

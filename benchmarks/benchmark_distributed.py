@@ -1,16 +1,17 @@
-"""Times the scan of one sequence over the ranks of torchrun, against one of them alone.
+"""Times the scan of one sequence over the ranks of torchrun against a single rank.
 
-Every rank has its own GPU with NCCL, or a thread of the CPU with gloo. The whole sequence on the
-first rank, while the others wait, and its parts on all ranks are timed in turns, a run from one
-barrier to the last rank's end. Below that stand the parts of a run: a rank's ordinary passes, and
-those that ask what enters, a collective, and what more ranks would have to compose. Results of both
-ways are compared before.
+Every rank has its own GPU with NCCL, or a CPU thread with gloo. The whole sequence on the first
+rank, while the others wait, and its parts on all ranks are timed alternately, each run from a
+barrier to the end of the last rank. The table then lists the parts of a run: a rank's ordinary
+passes, its passes with an exchange of states, a collective, and the composition of the maps of more
+ranks. The results of both ways are compared first.
 
-A layer of S6 of as many inner channels is timed likewise, and with one rank's steps on the first
-rank: that time over all ranks' is the efficiency of weak scaling. bfloat16 means torch.autocast.
+An S6 layer with the same number of inner channels is timed likewise, and also with one rank's steps
+on the first rank: that time divided by the time of all ranks is the efficiency of weak scaling.
+bfloat16 means torch.autocast.
 
-With --graphs each forward and backward pass, of one rank and of all, is timed as the replay of a
-CUDA graph, too, which spares the host's time. Channels are left out.
+With --graphs each forward and backward pass, of one rank and of all, is also timed as the replay of
+a CUDA graph, which eliminates the host's time. The layer split by channels is left out.
 
 Example:
     torchrun --nproc-per-node 2 benchmarks/benchmark_distributed.py --shape 1,512,8192,16

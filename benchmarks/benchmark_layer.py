@@ -1,11 +1,11 @@
 """Times a Mamba layer: whole models of it, their matrix products alone, and the parts of a layer.
 
-A model is S6: norm, mixer and residual, some layers of it, and a last norm. It is set against its
-matrix products alone, against mamba_ssm's layer where that imports, and with --transformers against
-transformers' layers that the integration runs. bfloat16 means torch.autocast over float32
-parameters. On CUDA a model is also timed as a CUDA graph, and the memory is taken that a step needs
-beyond parameters and input. A model's times include what the GPU waits for the host; those of parts
-are the GPU's alone.
+A model is S6: some layers of norm, mixer and residual, and a last norm. It is compared with its
+matrix products alone, with mamba_ssm's layer if that is importable, and with --transformers with
+transformers' layers under the integration. bfloat16 means torch.autocast over float32 parameters.
+On CUDA a model is also timed as a CUDA graph, and the memory that a step needs beyond parameters
+and input is measured. A model's times include the GPU's waits for the host; those of parts are the
+GPU's alone.
 
 Example:
     python benchmarks/benchmark_layer.py --device cpu --threads 2 --json layer.json --plot layer.png

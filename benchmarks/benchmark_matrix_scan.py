@@ -1,8 +1,8 @@
 """Times the bilinear scan with full state matrices against its reference, a batched
 torch.linalg.solve per step, and checks that both agree.
 
-Where the reference needs more memory than there is, it takes the channels in slices, one after the
-other; the memory is that of one slice then.
+If the reference needs more memory than is available, --slices makes it process the channels in
+slices, one after another; the reported memory is then that of one slice.
 
 Example:
     python benchmarks/benchmark_matrix_scan.py --shapes 2,64,256,16 2,64,256,64

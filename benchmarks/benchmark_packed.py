@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Times the selective scan of packed sequences beside one dense batch of as many steps, beside
-padding all sequences to the longest, and beside prefill, which has the states in a pool.
+"""Times the selective scan of packed sequences against a dense batch of as many steps, against
+padding all sequences to the longest, and against prefill, which keeps the states in a pool.
 
-Lengths are drawn from a log-normal distribution, but for one long sequence. All tensors lie
-channel-last, as in a Mamba layer. A call is forward, or forward and backward. Results are compared
-with those of the sequences one by one first, those of prefill with the packed ones.
+Lengths are drawn from a log-normal distribution, except for one long sequence. All tensors are
+channel-last, as in a Mamba layer. A call is forward, or forward and backward. Before timing, packed
+results are compared with those of separate sequences, and those of prefill with the packed ones.
 
 Example:
     python benchmarks/benchmark_packed.py --json packed.json

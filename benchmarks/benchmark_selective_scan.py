@@ -1,15 +1,15 @@
 """Times the selective scan against the machine's limits, other kernels and the reference.
 
---users times the calls that published models make, beside mamba_ssm where that imports, on a CPU
-beside the reference: the only ones that must be fast. All else is for a closer look.
+--users times the calls that published models make, against mamba_ssm if that is importable, on a
+CPU against the reference. Only these calls must be fast; the other modes give more detail.
 
 The kernels are called through torch.ops without autograd, after a check of their results against
 fp64 in the same run. Without --shapes the device's whole suite is measured; --shapes, --dtype,
---variants and --methods measure the product of what they name. --operators adds the diagonal and
-the adaptive unitary scan, or measures them alone. --layouts times every combination of arrays that
-lie along time or along channels, and compares it with that of contiguous ones.
---cliffs goes around every threshold instead, one axis at a time, beside the nearest ordinary
-problem.
+--variants and --methods measure the product of their values. --operators adds the diagonal and the
+adaptive unitary scan, or measures only these. --layouts times every combination of arrays that are
+contiguous along time or along channels, and compares it with arrays that all are so along time.
+--cliffs instead times problems around every threshold, one axis at a time, against the nearest
+ordinary problem.
 
 Example:
     python benchmarks/benchmark_selective_scan.py --users --json h100_users.json --plot h100

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Times what a server does for every token: the state update, against the time of moving its
-bytes once, and beside mamba_ssm's Triton kernel where that is importable.
+"""Times the state update, which a server runs for every token, against the time of moving its bytes
+once, and against mamba_ssm's Triton kernel if that is importable.
 
-Bytes are those of the states, read and written, and of the inputs and the output. On a GPU a call
-is timed in a CUDA graph of several, which a decoder would replay, and eagerly by the host's time;
-on a CPU by the host's clock, the whole Python call. Results are compared with the reference in
-fp64 first.
+The bytes are those of the states, read and written, and of the inputs and the output. On a GPU
+several calls are timed in a CUDA graph, which a decoder would replay, and the host's time of eager
+calls is measured. On a CPU the host's clock times the whole Python call. Results are compared with
+the reference in fp64 first.
 
 Example:
     python benchmarks/benchmark_serving.py --device cpu --threads 1 2 --batch 1 64

@@ -1,7 +1,7 @@
 """Times the CPU kernel against that of Intel Extension for PyTorch 2.8, which is forward only.
 
-That package needs PyTorch 2.8, so it lives in an environment of its own. Each side runs in a
-process of its own, this file under its interpreter, and the processes take turns.
+That package needs PyTorch 2.8 and thus a separate environment. Each side runs this file in a
+separate process with its own interpreter, and the processes alternate.
 
 Example:
     python -m venv ipex

@@ -1,10 +1,11 @@
-"""Times every path of the CUDA kernels on the scans that published models make, beside the one that
-the plan chooses, and fails where that is not nearly the best.
+"""Times every path of the CUDA kernels on the scans that published models make, and fails if the
+path that the plan chooses is not close to the best one.
 
-csrc/cuda/plan/figures.h has the numbers that decide, measured on one generation of GPUs; this shows
-whether they decide well on the GPU at hand. A path is named to a process once, by its environment,
-so that each has one of its own, and they take turns. A path that cannot run a pass has no time. The
-chosen one may be faster than all: it runs some calls on copies of their rows. Needs PyTorch alone.
+csrc/cuda/plan/figures.h has the thresholds, measured on one generation of GPUs; this program shows
+whether they suit another GPU. A process takes its path from the environment once, so each path has
+a separate process, and the processes alternate. A path that cannot run a pass has no time. The
+chosen path may be faster than all others, since it runs some calls on copies of their rows. Needs
+only PyTorch.
 
 Example:
     python benchmarks/compare_paths.py --json h100_paths.json

@@ -1,11 +1,11 @@
-"""Times two builds of the library in turns on one device, and says where they differ.
+"""Times two builds of the library alternately on one device, and reports their differences.
 
-Each folder holds an importable selective_scan package with its libraries; two builds register the
-same operators, so each runs in a process of its own. For every problem both make the same inputs,
-then the processes take turns; a row compares the medians of all runs of a pass. "same bits" says
-whether all results of the two builds are equal. --users takes the calls that published models make,
-which must not get slower; without it there are methods, variants and other operators. Needs PyTorch
-alone.
+Each folder holds an importable selective_scan package with its libraries. Two builds register the
+same operators, so each runs in a separate process. For every problem both create the same inputs,
+then the processes alternate; a row compares the medians of all runs of a pass. "same bits" tells
+whether all results of the two builds are equal. --users times the calls that published models make,
+which must not get slower; otherwise methods, variants and other operators are timed. Needs only
+PyTorch.
 
 Example:
     python benchmarks/compare_revisions.py ../old . --users

@@ -1,12 +1,13 @@
-"""Times transformers' MambaForCausalLM by its own functions and by selective_scan's integration.
+"""Times transformers' MambaForCausalLM with its own functions and with selective_scan's
+integration.
 
-The model keeps its projections, norms, and the head, which takes more time than its layers where
-these are few; so the backbone is timed without it too. A third path has next to nothing in the
-place of scan and convolution: its time bounds what any can gain. The paths run in turn in one
-process. In fp32 logits and the first layer's gradient of the first runs must agree, and so must the
-tokens that follow the given ones; in bf16 the integration's must be as near as transformers' own to
-those of the same model in fp32, and tokens, which ties decide, may differ. Its own path takes
-minutes for a backward pass, so runs are few.
+The model keeps its projections, norms and head. The head takes more time than the layers if these
+are few, so the backbone is also timed without it. A third path replaces scan and convolution by
+almost nothing; its time bounds the possible gain. The paths alternate in one process. In fp32 the
+logits, the first layer's gradient and the generated tokens of the first runs must agree. In bf16
+the integration's results must be about as close to those of the same model in fp32 as transformers'
+own, and tokens, which depend on ties, may differ. The number of runs is small, since a backward
+pass of transformers' own path takes minutes.
 
 Example:
     pip install transformers

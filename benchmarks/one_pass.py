@@ -1,4 +1,4 @@
-"""Runs the CPU kernels forward and backward once, for tools that count what a pass executes.
+"""Runs the CPU kernels forward and backward once, for tools that count executed instructions.
 
 Example:
     SELECTIVE_SCAN_CPU_CAPABILITY=avx2 valgrind --tool=callgrind --collect-atstart=no \\

@@ -1,8 +1,8 @@
-"""Profiles what the discretization methods are made of, and what they cost in the scan.
+"""Profiles the elementary operations of the discretization methods, and their cost in the scan.
 
-Two parts, both run unless one is named: the elementary operations (exp, expm1, division, inverse
-of small matrices), and selective_scan_fn with each method, forward and backward, kernel against
-reference.
+There are two parts, which both run unless one is named: the elementary operations (exp, expm1,
+division, inverse of small matrices), and selective_scan_fn with each method, forward and backward,
+kernel against reference.
 
 Example:
     python benchmarks/profile_discretization.py --batch 2 --dim 256 --seqlen 512 --dstate 16 \\

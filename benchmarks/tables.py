@@ -1,8 +1,8 @@
 """Writes the tables of docs/performance.md and README.md from the records in benchmarks/results.
 
-A table stands between `<!-- NAME table -->` and `<!-- end of NAME table -->`; below it is said
-which records it is from, of which revision, device and date. What lies between is overwritten.
-Needs Python alone.
+A table, and below it its records with their revision, device and date, is written between
+`<!-- NAME table -->` and `<!-- end of NAME table -->`, and replaces the text there. Needs only
+Python.
 
 Example:
     python benchmarks/tables.py

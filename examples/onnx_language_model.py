@@ -1,4 +1,4 @@
-"""A Mamba language model leaves PyTorch: two graphs of ONNX, with which onnxruntime generates.
+"""Exports a Mamba language model as two ONNX graphs, with which onnxruntime generates text.
 
 ``prompt.onnx`` takes any number of tokens, (batch, length), and returns the logits of the last one
 and the states after it. ``step.onnx`` takes a token and the states, and returns logits and states.

@@ -1,8 +1,8 @@
-"""Measures a model of transformers on this machine, by its own functions and by selective_scan's.
+"""Times a model of transformers on this machine, with its own functions and with selective_scan's.
 
-The model has random weights and is built from a configuration, so that nothing is downloaded; with
---config it is the one that a config.json describes. transformers' own backward pass takes a time
-that grows with the square of the length: seconds for 128 tokens, minutes for 512.
+The model has random weights and is built from a configuration, so that nothing is downloaded;
+--config uses the configuration in a config.json. The time of transformers' own backward pass grows
+with the square of the length: seconds for 128 tokens, minutes for 512.
 
     python examples/speed_up_transformers.py
     python examples/speed_up_transformers.py --device cuda --dtype bfloat16 --seqlen 512
