@@ -7,7 +7,6 @@
 #include "cuda/kit/bulk_copy.cuh"
 
 using namespace selective_scan::cuda;
-using namespace selective_scan::cuda;
 
 namespace {
 

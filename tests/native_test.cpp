@@ -110,9 +110,9 @@ std::vector<Function<T>> functions() {
        },
        [](long double x) { return sine(x, 1); }, -5e3, 5e3},
       {"softplus", [](R x) { return VectorMath::softplus(x); },
-       [](long double x) { return x > 20 ? x : std::log1p(std::exp(x)); }, -80, 80, 2.25},
+       [](long double x) { return x > 20 ? x : std::log1p(std::exp(x)); }, -80, 80, 2.75},
       {"sigmoid", [](R x) { return VectorMath::sigmoid(x); },
-       [](long double x) { return 1 / (1 + std::exp(-x)); }, -80, 80, 2.25},
+       [](long double x) { return 1 / (1 + std::exp(-x)); }, -80, 80, 2.75},
   };
 }
 

@@ -140,8 +140,9 @@ def test_what_is_returned(device):
     assert torch.equal(model.generate(prompts.int(), LENGTH), out.sequences.int())
     # At least one token is generated, as by mamba_ssm.
     assert model.generate(prompts, 3).shape == (3, PROMPT + 1)
-    # The model can be trained on generated sequences.
+    # The model can be trained on generated sequences, which are no inference tensors.
     model(out.sequences).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_padding_of_the_vocabulary_is_cut(device, cg):

@@ -331,11 +331,3 @@ def test_backward_twice_with_a_retained_graph(device):
     first = torch.autograd.grad(out.sum(), inputs["B"], retain_graph=True)[0]
     second = torch.autograd.grad(out.sum(), inputs["B"])[0]
     assert torch.equal(first, second)
-
-
-def test_no_graph_under_no_grad_and_inference_mode(device):
-    inputs = inputs_on(SMALL, device)
-    with torch.no_grad():
-        assert not scan(SMALL, inputs)[0].requires_grad
-    with torch.inference_mode():
-        assert scan(SMALL, inputs)[0].is_inference()

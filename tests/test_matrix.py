@@ -4,7 +4,6 @@ A base case is changed along one axis at a time, then along pairs of axes whose 
 kernel; the whole product is `slow`.
 """
 
-import dataclasses
 import itertools
 
 import pytest
@@ -348,17 +347,6 @@ def test_the_output_has_the_strides_of_a_dense_u(layout, device):
     assert out.stride() == inputs["u"].stride()
 
 
-@pytest.mark.parametrize("case", SAMPLES, ids=str)
-def test_autocast_casts_nothing(case, device):
-    expected = forward(case, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        actual = forward(case, device)
-    for one, other in zip(expected, actual, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-
-
 def test_ids_are_unique():
     names = [str(case) for case in FIRST]
     assert len(set(names)) == len(names)
-    assert {field.name for field in dataclasses.fields(Case)} >= {"method", "complex", "layout"}
