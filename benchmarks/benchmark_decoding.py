@@ -163,14 +163,14 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     add, positive = parser.add_argument, arguments.positive
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--batch", type=positive, default=1)
-    add("--prompt", type=positive, default=512, help="tokens of the prompt")
+    add("--prompt", type=positive, default=512, help="prompt length in tokens")
     add("--d-model", type=positive, default=768)
     add("--depth", type=positive, default=24)
     add("--vocabulary", type=int, default=50280, help="0: neither embedding nor head")
-    add("--threads", type=positive, default=torch.get_num_threads(), help="on a CPU")
+    add("--threads", type=positive, default=torch.get_num_threads(), help="CPU threads")
     add("--compile", action="store_true", help="also time a token under torch.compile")
     add("--runs", type=positive, default=30)
-    add("--budget", type=float, default=60.0, help="seconds")
+    add("--budget", type=float, default=60.0, help="seconds for each measurement")
     add("--json", type=Path, help="where to write the record")
     return arguments.parse(parser, command_line)
 

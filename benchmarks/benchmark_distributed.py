@@ -56,14 +56,14 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     # fmt: off
     add("--shape", type=parse_shape, metavar="BATCH,DIM,SEQLEN,DSTATE",
-        help="of the whole sequence (default: 1,2048,131072,16 on GPUs, 1,512,8192,16 on a CPU)")
+        help="whole sequence (default: 1,2048,131072,16 on GPUs, 1,512,8192,16 on a CPU)")
     add("--device", choices=("cpu", "cuda"),
         default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=tuple(_TOLERANCE), help="default: bfloat16 on GPUs, float32 on a CPU")
     add("--method", default="zoh")
     add("--runs", type=positive, default=20)
-    add("--graphs", action="store_true", help="time passes as CUDA graphs, too")
-    add("--json", type=Path, metavar="FILE", help="where the record goes")
+    add("--graphs", action="store_true", help="also time passes as CUDA graphs")
+    add("--json", type=Path, metavar="FILE", help="where to write the record")
     # fmt: on
     options = parser.parse_args()
     is_cuda = options.device == "cuda"

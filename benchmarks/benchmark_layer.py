@@ -54,7 +54,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     # fmt: off
     add("--shapes", nargs="+", type=parse_shape, metavar="SHAPE",
-        help=f"of {', '.join(SHAPES)}, or batch,seqlen,d_model,layers "
+        help=f"names among {', '.join(SHAPES)}, or batch,seqlen,d_model,layers "
              "(default: all on CUDA, 2,512,768,2 on a CPU)")
     add("--dtypes", nargs="+", choices=_DTYPES, help="default: bfloat16 on CUDA, both on a CPU")
     add("--compile", action="store_true", help="also time the model under torch.compile")
@@ -62,7 +62,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--runs", type=positive, default=20)
     add("--budget", type=float, default=60, metavar="SECONDS",
-        help="of each shape and dtype, after which no further run starts (default: 60)")
+        help="for each shape and dtype; no run starts after that time (default: 60)")
     add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE", help="draw where a layer's time goes")
     # fmt: on

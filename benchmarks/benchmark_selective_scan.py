@@ -80,38 +80,38 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     # fmt: off
     add("--operators", nargs="+", choices=OPERATORS, default=OPERATORS[:1],
-        help="what is measured (default: selective_scan)")
+        help="operators to measure (default: selective_scan)")
     add("--shapes", nargs="+", type=shape, metavar="SHAPE",
         help=f"batch,dim,seqlen,dstate[,groups] or one of {names}")
     add("--dtype", nargs="+", choices=DTYPES,
-        help="of u, delta, z, and variable B and C; of a and b; of u, dt and z")
-    add("--variants", nargs="+", choices=VARIANTS, help="what differs from the plain problem")
+        help="dtypes of u, delta, z, variable B and C, of a and b, or of u, dt and z")
+    add("--variants", nargs="+", choices=VARIANTS, help="changes of the plain problem")
     add("--layouts", action="store_const", const=LAYOUTS, dest="variants",
-        help="in place of --variants: every layout of u, delta, z and dout")
+        help="every layout of u, delta, z and dout, instead of --variants")
     add("--methods", nargs="+", choices=METHODS, help="discretization methods")
     lists = parser.add_mutually_exclusive_group()
     lists.add_argument("--users", action="store_true",
         help="the calls that published models make (harness/users.py), both passes")
     lists.add_argument("--cliffs", action="store_true",
-        help="states, steps, channels, groups, types and layouts around every threshold, beside "
+        help="states, steps, channels, groups, types and layouts around every threshold, against "
         "the nearest ordinary problem. --shapes and --dtype name another base")
-    add("--only", default="", metavar="REGEX", help="of --users the calls whose name matches")
+    add("--only", default="", metavar="REGEX", help="only the --users calls whose name matches")
     add("--backward", action="store_true", help="measure the backward pass too")
     add("--quick", action="store_true", help="small shapes and few runs: a test of the program")
     add("--warmup", type=count, help="untimed runs (default: 5, quick: 1)")
     add("--runs", type=positive, help="timed runs (default: 30, --users: 11, quick: 3)")
     add("--budget", type=float, default=20, metavar="SECONDS",
-        help="of each measurement, after which runs are cut short, to 5 at least (default: 20)")
+        help="for each measurement; fewer runs, but at least 5, after that (default: 20)")
     add("--threads", nargs="+", type=positive, help="CPU threads (default: 1 and all)")
     add("--cold-l2", action="store_true", help="overwrite the GPU's L2 cache before each run")
     add("--reference-runs", type=count,
-        help="runs of the reference, and of the textbook's loop, on plain problems "
+        help="runs of the reference and of the textbook's loop on plain problems "
         "(default: 5 on a CPU, 0 on a GPU)")
     add("--compile-reference", action="store_true",
         help="also time torch.compile of the reference, for up to "
         f"{_MOST_COMPILED_STEPS} steps (slow to compile)")
     add("--host-calls", type=count, default=1000,
-        help="calls in a row to measure the host's overhead with, 0 for none (default: 1000)")
+        help="consecutive calls to measure the host's overhead, 0 for none (default: 1000)")
     add("--anchors", type=Path, metavar="FILE",
         help="JSON with mamba_ssm's times and the ceilings of a GPU")
     add("--copy-bandwidth", type=float, metavar="GB/S", help="ceiling (default: anchors, measured)")

@@ -144,9 +144,11 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dim", type=positive, nargs="+", default=[1536])
     parser.add_argument("--dstate", type=positive, nargs="+", default=[16])
     parser.add_argument("--state", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--dtype", nargs="+", help="of x, dt, z, B and C (default: bfloat16)")
+    parser.add_argument(
+        "--dtype", nargs="+", help="dtypes of x, dt, z, B and C (default: bfloat16)"
+    )
     parser.add_argument("--method", nargs="+", default=["zoh"])
-    parser.add_argument("--threads", type=positive, nargs="+", help="on a CPU")
+    parser.add_argument("--threads", type=positive, nargs="+", help="CPU threads")
     parser.add_argument("--runs", type=positive, default=30)
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each problem")
     parser.add_argument("--host-calls", type=positive, default=1000)

@@ -153,10 +153,10 @@ def main() -> int:
     add = parser.add_argument
     # fmt: off
     add("--limit", type=float, default=1.1,
-        help="times the best path's time that the chosen one may take (default: 1.1)")
+        help="largest ratio of the chosen path's time to the best one's (default: 1.1)")
     add("--rounds", type=positive, default=3, help="turns of each path (default: 3)")
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
-    add("--only", default="", metavar="REGEX", help="the calls whose name matches")
+    add("--only", default="", metavar="REGEX", help="only the calls whose name matches")
     add("--quick", action="store_true", help="small shapes: a test of the program")
     add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--work", action="store_true", help=argparse.SUPPRESS)

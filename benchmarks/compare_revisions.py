@@ -242,7 +242,7 @@ def main() -> int:
         help="the calls that published models make (harness/users.py)")
     add("--rounds", type=positive, default=5, help="turns of each build (default: 5)")
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
-    add("--only", default="", metavar="REGEX", help="the problems whose printed name matches")
+    add("--only", default="", metavar="REGEX", help="only the problems whose printed name matches")
     add("--quick", action="store_true", help="small shapes: a test of the program")
     add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--work", help=argparse.SUPPRESS)

@@ -62,10 +62,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--dtype", choices=_DTYPES, default="float32")
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--passes", nargs="+", choices=_PASSES, default=_PASSES, metavar="PASS",
-        help=f"of {', '.join(_PASSES)} (default: all)")
+        help=f"passes among {', '.join(_PASSES)} (default: all)")
     add("--runs", type=positive, default=3, help="timed runs of each pass (default: 3)")
     add("--budget", type=float, default=120, metavar="SECONDS",
-        help="of each pass, after which no further run starts (default: 120)")
+        help="for each pass; no run starts after that time (default: 120)")
     add("--json", type=Path, metavar="FILE")
     # fmt: on
     return parse(parser, None)

@@ -398,7 +398,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=f"example:{example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if it would")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a table is out of date"
+    )
     options = parser.parse_args(arguments)
     status = 0
     for path in _FILES:

@@ -90,15 +90,15 @@ def shortest(call: Callable, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", help="a checkpoint's folder or name; random weights without")
+    parser.add_argument("--model", help="a checkpoint's folder or name (default: random weights)")
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1000)
-    parser.add_argument("--length", type=int, default=64, help="of the prompt")
+    parser.add_argument("--length", type=int, default=64, help="prompt length")
     parser.add_argument("--new-tokens", type=int, default=20)
     parser.add_argument("--opset", type=int, default=27, help="18 for runtimes that know no newer")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
-    parser.add_argument("--output", type=Path, help="a folder for the two programs")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each measurement")
+    parser.add_argument("--output", type=Path, help="folder for the two programs")
     options = parser.parse_args()
     for name in ("d_model", "layers", "vocabulary", "length", "new_tokens"):
         if getattr(options, name) < 1:

@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", choices=("mamba", "falcon_mamba"), default="mamba")
-    add("--config", help="a config.json, or its folder, in place of --model, --hidden, --layers")
+    add("--config", help="a config.json, or its folder, instead of --model, --hidden, --layers")
     add("--hidden", type=int, default=768)
     add("--layers", type=int, default=4)
     add("--batch", type=int, default=2)

@@ -133,7 +133,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--d-model", type=int, default=64, help="width of the model")
     parser.add_argument("--depth", type=int, default=2, help="number of S6 layers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="digits.png", help="where the picture goes")
+    parser.add_argument("--output", default="digits.png", help="file for the picture")
     args = parser.parse_args()
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: torch sees no CUDA device")

@@ -157,16 +157,18 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seqlen", type=int, default=8192, help="of a whole sequence")
+    parser.add_argument("--seqlen", type=int, default=8192, help="length of a whole sequence")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--d-model", type=int, default=64, help="width of the model")
     parser.add_argument("--depth", type=int, default=2, help="number of S6 layers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="where to go on from")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="file to resume from")
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
-    parser.add_argument("--check", action="store_true", help="compare losses with one process's")
+    parser.add_argument(
+        "--check", action="store_true", help="compare losses with those of one process"
+    )
     args = parser.parse_args()
     for name in ("seqlen", "batch_size", "steps", "d_model", "depth", "save_every"):
         if getattr(args, name) < 1:

@@ -24,7 +24,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda or cuda:N (default: cuda where there is one)",
+        help="cpu, cuda or cuda:N (default: cuda if available)",
     )
 
 
