@@ -101,7 +101,7 @@ def main() -> None:
     add("--dtype", choices=_DTYPES, default="float32")
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--runs", type=positive, default=10)
-    add("--slices", type=positive, default=1, help="slices of the reference's channels (default: 1)")
+    add("--slices", type=positive, default=1, help="slices of the channels of the reference")
     add("--budget", type=float, default=60, help="seconds for a pass (default: 60)")
     add("--json", type=Path, metavar="FILE")
     # fmt: on
