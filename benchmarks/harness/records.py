@@ -125,18 +125,3 @@ def write(path: Path, content: dict[str, object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, default=_as_json) + "\n")
     print(f"Wrote {path}")
-
-
-def load(path: Path) -> dict[str, object]:
-    """Loads a record, with the rows of all operators in one list; older files have a list for each
-    kind."""
-    content = json.loads(path.read_text())
-    for row in content.pop("siblings", ()):
-        variant = "plain" if row["layout"] == "contiguous" else row["layout"]
-        floor_ms = row["bytes_moved"] / row["copy_bytes_per_s"] * 1e3
-        ratio = row["time"]["median"] / floor_ms
-        more = {"variant": variant, "method": "zoh", "floor_ms": floor_ms, "ratio_to_floor": ratio}
-        content["rows"].append(row | more)
-    for row in content["rows"]:
-        row.setdefault("operator", "selective_scan")
-    return content

@@ -239,6 +239,5 @@ struct VectorMathOf {
 };
 
 using VectorMath = VectorMathOf<false>;
-using BoundedVectorMath = VectorMathOf<true>;
 
 }  // namespace selective_scan::cpu
