@@ -174,7 +174,9 @@ class MambaMixer(MarkedModule):
         check_count("d_state", d_state)
         check_count("d_conv", d_conv)
         check_positive("expand", expand)
-        if not float(expand * d_model).is_integer():
+        # A decimal fraction such as 0.29 is no binary one: 0.29·100 is not quite 29.
+        channels = expand * d_model
+        if channels == math.inf or not math.isclose(channels, round(channels)):
             refuse("expand", f"such that expand·d_model is a whole number ({d_model=})", expand)
         if dt_rank == "auto":
             dt_rank = math.ceil(d_model / 16)
@@ -201,7 +203,7 @@ class MambaMixer(MarkedModule):
 
         self.d_model = d_model
         self.d_state = d_state
-        self.d_inner = d_inner = round(expand * d_model)
+        self.d_inner = d_inner = round(channels)
         self.d_conv = d_conv
         self.dt_rank = dt_rank
         self.dt_soft_plus = dt_soft_plus
