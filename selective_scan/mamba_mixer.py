@@ -35,7 +35,7 @@ from ._plain_mixer import (
 from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
-    check_rows,
+    check_cache,
     refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
@@ -335,11 +335,8 @@ class MambaMixer(MarkedModule):
         hidden = checked_sequence(self._input_name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
-            refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
-            sizes = (self.A_log.shape[0], self.d_state, self.d_conv)
-            own = {"takes_last_input": self.sizes.mix > 0, "num_angles": self.sizes.turns}
-            check_rows(cache, hidden, sizes, **own)
+            check_cache(self, cache, hidden.shape[0], hidden.device)
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
