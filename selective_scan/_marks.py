@@ -28,6 +28,15 @@ class MarkedModule(nn.Module):
         super().register_parameter(name, param)
         self._mark()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Does what nn.Module does. Since this method is defined, fully_shard calls it, and thereby
+        register_parameter, for each parameter; it would write to _parameters otherwise."""
+        super().__setattr__(name, value)
+
+    def _load_from_state_dict(self, *arguments: object) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._mark()  # PyTorch may swap a parameter with the tensor that it loads
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MarkedModule:
         super()._apply(fn, recurse)
         self._mark()

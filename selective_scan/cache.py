@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,6 +19,9 @@ from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
 from .selective_state_update import update_by_log
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
 
 # Indices of rows of a batch.
 Rows = Tensor | Sequence[int]
@@ -296,28 +300,17 @@ def refuse_bidirectional(is_bidirectional: bool) -> None:
         refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
 
 
-def check_rows(
-    cache: MixerCache,
-    hidden: Tensor,
-    sizes: tuple[int, int, int],
-    *,
-    takes_last_input: bool = False,
-    num_angles: int = 0,
-) -> None:
-    """Raises a ValueError unless the cache fits hidden's batch and device and the layer.
-
-    Args:
-        sizes: the layer's d_inner, d_state and d_conv.
-        takes_last_input: whether the layer's method needs last_input.
-        num_angles: the number of angles of the layer's states, 0 if they do not rotate.
-    """
-    batch, (d_inner, d_state, d_conv) = hidden.shape[0], sizes
+def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.device) -> None:
+    """Raises a ValueError unless the cache fits the layer and an input of this batch and device."""
+    refuse_bidirectional(layer.bidirectional)
+    d_inner, d_state, d_conv = layer.A_log.shape[0], layer.d_state, layer.d_conv
+    num_angles = layer.sizes.turns
     of_states = ("(batch, d_inner, d_state)", (batch, d_inner, d_state))
     of_angles = ("(batch, d_state/2, 1)", (batch, num_angles, 1))
     wanted = {
         "conv_state": ("(batch, d_inner, d_conv - 1)", (batch, d_inner, d_conv - 1)),
         "state": of_states,
-        "last_input": of_states if takes_last_input else None,
+        "last_input": of_states if layer.sizes.mix else None,
         "angles": of_angles if num_angles else None,
     }
     for name, layout in wanted.items():
@@ -330,5 +323,5 @@ def check_rows(
         dims, size = layout
         if shape != size:
             refuse(f"{name} of cache", f"{dims} = {size}", shape)
-        if tensor.device != hidden.device:
-            refuse("cache", f"on {hidden.device}, as the input is", str(tensor.device))
+        if tensor.device != device:
+            refuse("cache", f"on {device}, as the input is", str(tensor.device))

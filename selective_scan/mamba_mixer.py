@@ -35,7 +35,7 @@ from ._plain_mixer import (
 from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
-    check_rows,
+    check_cache,
     refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
@@ -174,7 +174,9 @@ class MambaMixer(MarkedModule):
         check_count("d_state", d_state)
         check_count("d_conv", d_conv)
         check_positive("expand", expand)
-        if not float(expand * d_model).is_integer():
+        # A decimal fraction such as 0.29 is no binary one: 0.29·100 is not quite 29.
+        channels = expand * d_model
+        if channels == math.inf or not math.isclose(channels, round(channels)):
             refuse("expand", f"such that expand·d_model is a whole number ({d_model=})", expand)
         if dt_rank == "auto":
             dt_rank = math.ceil(d_model / 16)
@@ -201,7 +203,7 @@ class MambaMixer(MarkedModule):
 
         self.d_model = d_model
         self.d_state = d_state
-        self.d_inner = d_inner = round(expand * d_model)
+        self.d_inner = d_inner = round(channels)
         self.d_conv = d_conv
         self.dt_rank = dt_rank
         self.dt_soft_plus = dt_soft_plus
@@ -333,11 +335,8 @@ class MambaMixer(MarkedModule):
         hidden = checked_sequence(self._input_name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
-            refuse_bidirectional(self.bidirectional)
             refuse_boundaries(cu_seqlens, "there is a cache")
-            sizes = (self.A_log.shape[0], self.d_state, self.d_conv)
-            own = {"takes_last_input": self.sizes.mix > 0, "num_angles": self.sizes.turns}
-            check_rows(cache, hidden, sizes, **own)
+            check_cache(self, cache, hidden.shape[0], hidden.device)
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():

@@ -14,7 +14,7 @@ from ._layer_input import checked_sequence
 from ._module_arguments import check_count, refuse
 from ._plain_mixer import has_no_hooks
 from ._plain_stack import Stack, step_in_one
-from .cache import MixerCache, S6Cache, refuse_gradient, refuse_other_cache
+from .cache import MixerCache, S6Cache, check_cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer
 
 fx.wrap("checked_sequence")
@@ -179,7 +179,7 @@ class S6(nn.Module):
             (batch, seqlen, d_model), empty if seqlen is 0; with a head, the head's result.
 
         Raises:
-            TypeError: x or cu_seqlens is not a tensor, or cache is not a cache.
+            TypeError: x or cu_seqlens is not a tensor, cache is not a cache, or head no module.
             ValueError: x has a wrong shape; the cache is for another batch, device or model; a
                 cache is given together with cu_seqlens, or to a bidirectional model; or cu_seqlens
                 is given and a convolution is wider than 8, has a hook or is not a plain layer.
@@ -187,6 +187,9 @@ class S6(nn.Module):
                 :func:`selective_scan_fn` refuses cu_seqlens.
         """
         x = checked_sequence("x", x, self.d_model)
+        if head is not None and not callable(head):
+            got = type(head).__name__
+            raise TypeError(f"selective_scan: head must be a Module or None, got {got}")
         parts = self._modules  # attributes that are modules take a microsecond each
         layers = parts["layers"]._modules.values()
         depth = len(layers)
@@ -201,6 +204,9 @@ class S6(nn.Module):
                 out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
                     return out
+                for layer, part in zip(self.layers, caches, strict=True):
+                    if isinstance(layer, MambaMixer):  # no cache changes unless all fit
+                        check_cache(layer, part, x.shape[0], part.state.device)
         else:
             refuse_other_cache(cache, "S6Cache")
         norms = self._join_norms(x)

@@ -326,7 +326,7 @@ def test_bidirectional_is_refused(options):
             call()
 
 
-@pytest.mark.parametrize("seqlen", [1, 5])
+@pytest.mark.parametrize("seqlen", [1, 9])
 def test_a_cache_of_another_kind_is_refused(seqlen):
     model = model_of()
     x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
@@ -352,9 +352,20 @@ def test_a_cache_of_another_kind_is_refused(seqlen):
         "cache must be on cpu, as the input is, got 'meta'",
         given=model.allocate_cache(BATCH, device="meta"),
     )
+    first, last = cache.layers[0], model.allocate_cache(2).layers[1]
+    refused(ValueError, r"conv_state of cache must be .*", given=S6Cache((first, last)))
     message = "cache must be None or the {} of allocate_cache, got {}"
     refused(TypeError, message.format("S6Cache", "MixerCache"), given=cache.layers[0])
     refused(TypeError, message.format("MixerCache", "S6Cache"), of=model.layers[0])
+    assert not any(tensor.any() for tensor in tensors_of(cache))
+
+
+@pytest.mark.parametrize("seqlen", [1, 9])
+def test_a_head_that_is_no_module_is_refused(seqlen):
+    model, head = model_of(), torch.nn.Linear(DIM, 5)
+    x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
+    with pytest.raises(TypeError, match=r"^selective_scan: head must be .*, got Parameter$"):
+        model(x, cache=cache, head=head.weight)
     assert not any(tensor.any() for tensor in tensors_of(cache))
 
 

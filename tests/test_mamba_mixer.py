@@ -249,6 +249,8 @@ def test_fully_sharded(dtype, process_group):
     expected = model(x).detach(), gradients_of(model, x)
     model.zero_grad()
     sharded(model, process_group)
+    marked = {n for n, p in model.named_parameters() if hasattr(p, "_no_weight_decay")}
+    assert marked == {f"layers.{i}.{name}" for i in range(2) for name in ("A_log", "D")}
     # Layers that are called one by one round their sums, and the last norm is PyTorch's here.
     close = {"rtol": 0.1, "atol": 0.02} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(model(x), expected[0], **close)

@@ -105,6 +105,11 @@ def test_parameter_shapes():
     }
 
 
+def test_expand_may_be_a_decimal_fraction():
+    assert 0.29 * 100 != 29
+    assert S6(100, expand=0.29).layers[0].d_inner == 29
+
+
 def test_optional_biases():
     def names(**options):
         return {name.removeprefix("layers.0.") for name in S6(8, **options).state_dict()}

@@ -101,6 +101,8 @@ def test_poles_and_skip_are_marked_whatever_is_done_to_the_model():
         try:
             model.to(torch.float64)
             assert marked(model.to(torch.bfloat16)) == names
+            model.load_state_dict(S6(8, depth=2).state_dict())
+            assert marked(model) == names
         finally:
             setter(before)
 
