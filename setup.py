@@ -325,7 +325,9 @@ def work_text(plan: CudaPlan, methods: list[str]) -> str:
         files += len(cuda_sources()) + kernels
         targets = sum(a.code + a.ptx for a in plan.architectures)
         minutes += CUDA_MINUTES * targets * kernels / all_kernels
-    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+    jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
+    if not jobs.isdigit():
+        stop(f"MAX_JOBS must be a number of files, got {jobs!r}")
     return (
         f"{files} sources, about {max(1, round(minutes))} minutes of one core, "
         f"{jobs} at a time (MAX_JOBS)"
@@ -343,6 +345,12 @@ def make_build_ext(torch: ModuleType, plan: CudaPlan, debug: bool, sanitize: boo
             # The ninja path of BuildExtension does not quote string macros for Windows.
             kwargs.update(no_python_abi_suffix=True, use_ninja=os.name != "nt")
             super().__init__(*args, **kwargs)
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            # No file tells of another version, other flags or another PyTorch. With ninja, which
+            # compares the commands, BuildExtension does the same.
+            self.force = True
 
         def run(self) -> None:
             if getattr(self, "editable_mode", False):  # setuptools would use a new, empty folder

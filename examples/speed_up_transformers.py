@@ -81,7 +81,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--threads", type=int, default=torch.get_num_threads())
     add("--passes", nargs="+", choices=PASSES, default=PASSES)
     add("--runs", type=int, default=5)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch sees no CUDA device")
+    for name in ("hidden", "layers", "batch", "seqlen", "new_tokens", "threads", "runs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return options
 
 
 def main() -> None:

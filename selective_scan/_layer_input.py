@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,13 @@ def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Returns a context in which products are computed in the dtype of their factors."""
+    if device.type == "meta":  # has no autocast, and PyTorch refuses to disable it
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:

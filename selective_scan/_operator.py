@@ -189,6 +189,11 @@ class Operator:
         """
         self._check_types(values)
         check_backend(values[-1], values[self._anchor].device)
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(value, Tensor) and value.requires_grad for value in values
+        )
+        if needs_gradient and not self._backward_names:
+            self._fail_on_gradient()
         return self._function_arguments.check_values(values)
 
     def has_kernels(self, values: tuple) -> bool:
@@ -229,9 +234,7 @@ class Operator:
         self.refuse_tangents(arguments)
         needs_gradient = torch.is_grad_enabled() and self._requires_gradient(arguments)
         if needs_gradient and not self._backward_names:
-            raise RuntimeError(
-                f"selective_scan: {self.name} has no derivative; call it under torch.no_grad()"
-            )
+            self._fail_on_gradient()
         is_compiling = torch.compiler.is_compiling()
         is_tracing = not is_compiling and _pytorch.is_tracing()
         if self._saves_states:
@@ -291,6 +294,11 @@ class Operator:
                 return True
         lists = [arguments[place] or () for place in self._list_places]
         return any(tensor.requires_grad for tensors in lists for tensor in tensors)
+
+    def _fail_on_gradient(self) -> NoReturn:
+        raise RuntimeError(
+            f"selective_scan: {self.name} has no derivative; call it under torch.no_grad()"
+        )
 
     def _check_types(self, values: tuple) -> None:
         self._function_arguments.check_types(values)

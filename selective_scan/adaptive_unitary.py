@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._checks import COMPLEX, REAL, Call
+from ._layer_input import without_autocast
 from ._operator import Operator
 from ._result import Kept, Result
 from ._table import PROJECTIONS, STATE_DTYPES, BackendName, Shape, Table, TensorArgument
@@ -113,7 +114,7 @@ def adaptive_unitary_scan_ref(
         h = initial_state.to(h_dtype, copy=True)
     y_steps = []
     for t in range(seqlen):
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u.device):
             theta = torch.einsum("dnr,br->bdn", x, u_steps[t]) + x_bias
         rotation = torch.polar(torch.ones_like(theta), theta)
         h = rotation * h + b_steps[t] * v_steps[t][..., None]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
+from ._layer_input import without_autocast
 from ._operator import RETURN_LAST_STATE
 from ._packed import PackedSequences, scan_steps
 from ._selective_scan import POLE_DTYPES, POLES, scanned
@@ -179,7 +180,7 @@ def _products(B: Tensor, C: Tensor, dim: int) -> Tensor:
         return products if B.shape[1] == 1 else _spread(products, dim)
     constant, variable = (B, C) if B.dim() == 2 else (C, B)
     grouped = constant.unflatten(0, (variable.shape[1], -1))  # (groups, channels, dstate)
-    with torch.autocast(B.device.type, enabled=False):
+    with without_autocast(B.device):
         products = (grouped @ variable).flatten(1, 2)
     return 2 * products.real if products.is_complex() else products
 

@@ -326,3 +326,11 @@ def test_empty(empty, device):
         assert results[f"d{name}"].shape == tensor.shape
         if name != "initial_state":
             assert not results[f"d{name}"].any(), name
+
+
+@pytest.mark.parametrize("scan", [adaptive_unitary_scan_fn, adaptive_unitary_scan_ref])
+def test_meta_tensors(scan):
+    inputs = {name: tensor.detach().to("meta") for name, tensor in make(Case(), "cpu").items()}
+    out, last_state = scan(**inputs, return_last_state=True)
+    assert out.shape == inputs["u"].shape
+    assert last_state.shape == inputs["initial_state"].shape

@@ -104,6 +104,19 @@ def test_what_is_written_in_place_has_no_derivative(call_in_place):
                 function(*tensors[:i], dual, *tensors[i + 1 :])
 
 
+@pytest.mark.parametrize("name", [it for it in operator_calls.OPERATORS_IN_PLACE if it != "step"])
+def test_references_that_write_in_place_have_no_derivative(name):
+    """States would be made part of a graph that grows from call to call."""
+    operator, arguments = operator_calls.in_place(name, "cpu")
+    arguments[operator.x].requires_grad_()
+    for function in (operator.function, operator.reference):
+        with pytest.raises(RuntimeError, match=r"has no derivative; call it under torch\.no_grad"):
+            function(**arguments | {"backend": "reference"})
+    assert not arguments[operator.states].requires_grad
+    with torch.no_grad():
+        operator.reference(**arguments)
+
+
 def test_what_a_graph_has_saved_is_not_changed_in_place_without_a_word(call_in_place):
     _, function, tensors = call_in_place
     before = [tensor.clone() for tensor in tensors]

@@ -65,6 +65,12 @@ def test_digits_refuses_bad_arguments(arguments, expected):
     assert expected in result.stderr
 
 
+def test_speed_up_transformers_refuses_bad_arguments():
+    result = run("--runs", "0", script=EXAMPLES / "speed_up_transformers.py")
+    assert result.returncode == 2
+    assert "--runs must be at least 1" in result.stderr
+
+
 def test_speed_up_transformers_measures_each_pass(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the package transformers")
     transformers.FalconMambaConfig(

@@ -251,3 +251,12 @@ def test_the_reference_may_be_asked_for():
     for scan in (exponential_trapezoid_fn, exponential_trapezoid_ref):
         for actual, wanted in zip(scan(**tensors, **options), expected, strict=True):
             assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize(("B", "C"), [("constant", "variable"), ("variable", "constant")])
+def test_meta_tensors(B, C):
+    tensors, options = make(BASE.with_(B=B, C=C))
+    tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
+    out = exponential_trapezoid_fn(**tensors, **options)
+    assert out.is_meta
+    assert out.shape == tensors["u"].shape

@@ -288,6 +288,23 @@ def test_what_is_said_before_it_is_compiled(
     assert jobs == 3
 
 
+def test_jobs_are_a_number(setup, monkeypatch):
+    monkeypatch.setenv("MAX_JOBS", "all")
+    with pytest.raises(SystemExit, match="MAX_JOBS must be a number of files, got 'all'"):
+        setup.work_text(setup.CudaPlan(), list(METHODS))
+
+
+def test_a_build_without_ninja_takes_nothing_for_up_to_date(setup, monkeypatch):
+    """The version, the flags and PyTorch may be others than those of the library in build/."""
+    import torch.utils.cpp_extension
+
+    monkeypatch.setattr(torch.utils.cpp_extension, "is_ninja_available", lambda: False)
+    build_ext = setup.make_build_ext(fake_torch(), setup.CudaPlan(), debug=False, sanitize=False)
+    command = build_ext(setuptools.Distribution({"name": "x", "version": "1"}))
+    command.ensure_finalized()
+    assert command.force
+
+
 @posix_only
 def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
     """nvcc on PATH may be a wrapper far from the toolkit; missing folders are left out."""
