@@ -385,6 +385,17 @@ def test_the_reference_takes_its_arguments_in_the_order_of_upstreams(compat_modu
     torch.testing.assert_close(reference(x, weight, bias), causal_conv1d_fn(x, weight, bias))
 
 
+def test_the_activation_is_the_fourth_argument_as_in_version_1_0(compat_modules):
+    from causal_conv1d import causal_conv1d_fn
+
+    x, weight, bias = torch.randn(2, 8, 12), torch.randn(8, 4), torch.randn(8)
+    wanted = causal_conv1d_ref(x, weight, bias, activation="silu")
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, bias, "silu"), wanted)
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, seq_idx="silu", bias=bias), wanted)
+    with pytest.raises(TypeError, match="activation"):
+        causal_conv1d_fn(x, weight, bias, "silu", activation="silu")
+
+
 @pytest.mark.parametrize("state_len", [1, 3, 6])
 @pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
 def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):

@@ -36,7 +36,7 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
     )
 
 
-_CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
+_CONVOLUTIONS = _from(f"{_HERE}.convolution", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
 )
 # The imports of upstream's module, which code that imports * from it relies on. Of the output
