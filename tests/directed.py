@@ -121,7 +121,7 @@ def plain_layer(layer: torch.nn.Module, hidden: Tensor, bimamba_type: str) -> Te
         across = torch.stack(xz.chunk(layer.nslices, dim=2), dim=-1).flatten(2)
         steps = run(across, "_s").unflatten(1, (-1, layer.nslices)).transpose(1, 2)
         y = y + steps.flatten(1, 2)
-    if layer.if_divide_out and bimamba_type == "v2":
-        y = y / 2
+    if layer.if_divide_out:
+        y = y / {"v1": 1, "v2": 2, "v3": 3}.get(bimamba_type, 1)
     out = F.linear(y, weights["out_proj.weight"], weights.get("out_proj.bias"))
     return out * weights["gamma"] if "gamma" in weights else out

@@ -110,10 +110,10 @@ def test_names_are_ours(compat_modules):
     from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, mamba_inner_ref
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    for function in (causal_conv1d_fn, mamba_inner_fn, mamba_inner_ref):
+    for function in (mamba_inner_fn, mamba_inner_ref):
         assert function is getattr(selective_scan, function.__name__)
-    for step in (causal_conv1d_update, selective_state_update):
-        assert inspect.unwrap(step) is getattr(selective_scan, step.__name__)
+    for function in (causal_conv1d_fn, causal_conv1d_update, selective_state_update):
+        assert inspect.unwrap(function) is getattr(selective_scan, function.__name__)
     assert Mamba is SameMamba
     assert issubclass(Mamba, MambaMixer)
 

@@ -385,6 +385,40 @@ def test_the_reference_takes_its_arguments_in_the_order_of_upstreams(compat_modu
     torch.testing.assert_close(reference(x, weight, bias), causal_conv1d_fn(x, weight, bias))
 
 
+def test_what_copies_of_the_scans_import(compat_modules):
+    from mamba_ssm.ops.triton.layer_norm import _layer_norm_fwd, rms_norm_fn
+    from mamba_ssm.utils.torch import custom_bwd, custom_fwd
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        @custom_bwd
+        def backward(ctx, dout):
+            return 2 * dout
+
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.rand(8)
+    Doubled.apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+    normed, *_ = _layer_norm_fwd(x, weight, None, 1e-6, None, residual_dtype=None, is_rms_norm=True)
+    assert torch.equal(normed, rms_norm_fn(x, weight, None, eps=1e-6))
+    assert not normed.requires_grad
+
+
+def test_the_activation_is_the_fourth_argument_as_in_version_1_0(compat_modules):
+    from causal_conv1d import causal_conv1d_fn
+
+    x, weight, bias = torch.randn(2, 8, 12), torch.randn(8, 4), torch.randn(8)
+    wanted = causal_conv1d_ref(x, weight, bias, activation="silu")
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, bias, "silu"), wanted)
+    torch.testing.assert_close(causal_conv1d_fn(x, weight, seq_idx="silu", bias=bias), wanted)
+    with pytest.raises(TypeError, match="activation"):
+        causal_conv1d_fn(x, weight, bias, "silu", activation="silu")
+
+
 @pytest.mark.parametrize("state_len", [1, 3, 6])
 @pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
 def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):

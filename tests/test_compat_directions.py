@@ -11,7 +11,7 @@ from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
 from layers import by_steps, copies_of
-from selective_scan import MambaMixer, causal_conv1d_fn, selective_scan_fn
+from selective_scan import MambaMixer, _library, causal_conv1d_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
 
 TYPES = ("v1", "v2", "v3")
@@ -110,6 +110,17 @@ def test_division_and_scale(bimamba_type, if_divide_out, scale):
     residual, hidden = torch.randn(2, 6, 12), torch.randn(2, 6, 12)
     expected = residual + layer(hidden)
     torch.testing.assert_close(layer._run(hidden, residual, None, None), expected)
+
+
+def test_v3_without_slices_warns_of_vivims_once(monkeypatch, caplog):
+    monkeypatch.setattr(_library, "_warned", set())
+    make("v3")
+    make("v2", nslices=None)
+    assert not caplog.records
+    for _ in range(2):
+        assert make("v3", nslices=None).nslices == 5
+    (record,) = caplog.records
+    assert "if_divide_out" in record.getMessage()
 
 
 def test_bimamba_is_v2_by_another_name():

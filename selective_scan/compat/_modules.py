@@ -9,7 +9,7 @@ _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
 _DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # from Vim's fork
 _PASSES = ("fwd", "bwd")
-_NORMS = "RMSNorm layer_norm_fn rms_norm_fn"
+_NORMS = "RMSNorm layer_norm_fn rms_norm_fn _layer_norm_fwd"
 _MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
 _GENERATION = "GenerationMixin InferenceParams decode update_graph_cache"
 _SAMPLING = (
@@ -36,7 +36,7 @@ def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
     )
 
 
-_CONVOLUTIONS = _from("selective_scan", "causal_conv1d_fn") | _from(
+_CONVOLUTIONS = _from(f"{_HERE}.convolution", "causal_conv1d_fn") | _from(
     f"{_HERE}.steps", "causal_conv1d_update"
 )
 # The imports of upstream's module, which code that imports * from it relies on. Of the output
@@ -95,6 +95,7 @@ MODULES = {
         | _from(f"{_HERE}.generation", _GENERATION)
         | _from(f"{_HERE}.sampling", _SAMPLING)
     ),
+    "mamba_ssm.utils.torch": Contents(_from(f"{_HERE}.functions", "custom_fwd custom_bwd")),
     "mamba_ssm.utils.hf": Contents(_from(f"{_HERE}.hf", "load_config_hf load_state_dict_hf")),
     "causal_conv1d": Contents(_CONVOLUTIONS, _CONVOLUTION_VERSION),
     "causal_conv1d.causal_conv1d_interface": Contents(

@@ -1,17 +1,20 @@
-"""The convolution with the signatures of causal_conv1d's reference and of its modules
-causal_conv1d_varlen and cpp_functions, the latter of which mamba_ssm calls below autograd.
+"""The convolution with the signatures of causal_conv1d's versions, of its reference, and of its
+modules causal_conv1d_varlen and cpp_functions, the latter of which mamba_ssm calls below autograd.
 
 Tensors may also be on a CPU, and may have any strides.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from .._module_arguments import refuse
 from .._ops import ops
-from ..causal_conv1d import CAUSAL_CONV1D, Activation, causal_conv1d_fn
+from ..causal_conv1d import CAUSAL_CONV1D, Activation
+from ..causal_conv1d import causal_conv1d_fn as _convolve
 from ..causal_conv1d import causal_conv1d_ref as _reference
 from ..causal_conv1d_update import causal_conv1d_update
 
@@ -20,6 +23,21 @@ Optional = Tensor | None
 
 def _activation(silu_activation: bool) -> Activation | None:
     return "silu" if silu_activation else None
+
+
+@functools.wraps(_convolve)
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Optional = None,
+    seq_idx: Tensor | Activation | None = None,
+    *arguments: object,
+    **options: object,
+) -> Tensor | tuple[Tensor, Tensor]:
+    # In version 1.0 the fourth argument, and the last one, was the activation.
+    if isinstance(seq_idx, str):
+        return _convolve(x, weight, bias, *arguments, activation=seq_idx, **options)
+    return _convolve(x, weight, bias, seq_idx, *arguments, **options)
 
 
 def causal_conv1d_ref(
@@ -51,8 +69,8 @@ def causal_conv1d_fwd_function(
     inputs = (x, weight, bias, seq_idx, initial_states)
     activation = _activation(silu_activation)
     if final_states_out is None:
-        return causal_conv1d_fn(*inputs, activation=activation)
-    return causal_conv1d_fn(*inputs, True, final_states_out, activation)[0]
+        return _convolve(*inputs, activation=activation)
+    return _convolve(*inputs, True, final_states_out, activation)[0]
 
 
 @torch.no_grad()

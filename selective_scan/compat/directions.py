@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from .._discretization import poles
 from .._layer_convolution import refuse_boundaries
 from .._layer_input import checked_sequence
+from .._library import warn_once
 from .._module_arguments import check_choice, check_count, check_finite, check_flag, refuse
 from .._plain_mixer import parameter
 from ..cache import MixerCache
@@ -209,11 +210,18 @@ class DirectedMixer(MambaMixer):
         bimamba_type: str,
         if_divide_out: bool,
         init_layer_scale: float | None,
-        nslices: int,
+        nslices: int | None,
         bimamba: bool,
     ) -> None:
         check_choice("bimamba_type", bimamba_type, tuple(_DIRECTIONS))
         check_flag("if_divide_out", if_divide_out)
+        if nslices is None:
+            nslices = 5
+            if bimamba_type == "v3":
+                warn_once(
+                    "bimamba_type='v3' without nslices adds its three directions, as in SegMamba; "
+                    "Vivim's own Mamba divides this sum by 3, for which if_divide_out must be True"
+                )
         check_count("nslices", nslices)
         check_flag("bimamba", bimamba)
         if bimamba:
@@ -288,8 +296,8 @@ class DirectedMixer(MambaMixer):
             self._run_direction(xz, direction) for direction in _DIRECTIONS[self.bimamba_type]
         )
         y = sum(others, start=first)
-        if self.if_divide_out and self.bimamba_type == "v2":
-            y = y / 2
+        if self.if_divide_out and self.bimamba_type != "v1":
+            y = y / (1 + len(others))
         return add(residual, self._scale(self.out_proj(y)))
 
     def _run_direction(self, xz: Tensor, direction: _Direction) -> Tensor:

@@ -1,7 +1,11 @@
 """The autograd functions of mamba_ssm's selective_scan_interface module, whose ``apply`` some
-programs call directly."""
+programs call directly, and the decorators for such functions of its module utils.torch."""
 
 from __future__ import annotations
+
+import functools
+
+import torch
 
 from ..functional import selective_scan_fn
 from ..mamba_inner import mamba_inner_fn
@@ -26,3 +30,7 @@ class MambaInnerFn:
     """:func:`selective_scan.mamba_inner_fn` as the `apply` of a class."""
 
     apply = staticmethod(mamba_inner_fn)
+
+
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="cuda")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="cuda")

@@ -99,6 +99,24 @@ def layer_norm_fn(
     return (normed, total.to(kept_dtype)) if prenorm else normed
 
 
+def _layer_norm_fwd(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: None = None,
+    *,
+    residual_dtype: None = None,
+    is_rms_norm: bool = False,
+) -> tuple[Tensor]:
+    """Returns the normalized x as the only element of a tuple, without a graph.
+
+    Copies of mamba_ssm's scans, from version 2.2.3 on, import this name and use the first result.
+    """
+    with torch.no_grad():
+        return (layer_norm_fn(x, weight, bias, residual, eps=eps, is_rms_norm=is_rms_norm),)
+
+
 def rms_norm_fn(
     x: Tensor,
     weight: Tensor,

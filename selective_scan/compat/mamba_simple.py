@@ -48,10 +48,11 @@ class Mamba(DirectedMixer):
             third set, _s, for the sequence across slices: the first steps of all slices, then the
             second ones, and so on. The results are added before out_proj. States and `step` are
             then not supported, because the output depends on later steps.
-        if_divide_out: whether the sum of "v2" is halved; has no effect on other types.
+        if_divide_out: whether the sum of "v2" or "v3" is divided by the number of directions, as
+            Vim's fork does for "v2" and Vivim's always does for "v3"; has no effect on other types.
         init_layer_scale: the initial value of a parameter gamma, (d_model,), by which the result
             is multiplied; None for no such parameter.
-        nslices: number of slices of "v3", which must divide seqlen.
+        nslices: number of slices of "v3", which must divide seqlen; 5 if None.
         bimamba: VideoMamba's name for "v2".
         if_devide_out: `if_divide_out` in the spelling of Vim's first release.
 
@@ -93,7 +94,7 @@ class Mamba(DirectedMixer):
         bimamba_type: str = "none",
         if_divide_out: bool = False,
         init_layer_scale: float | None = None,
-        nslices: int = 5,
+        nslices: int | None = None,
         bimamba: bool = False,
         if_devide_out: bool = False,
     ) -> None:
