@@ -144,14 +144,12 @@ def _unfit_driver() -> str | None:
 def _shadowed_text() -> str:
     """Returns a remark if the source folder hides an installation, which happens when Python is
     started in that folder."""
-    try:
-        files = metadata.distribution("torch-selective-scan")
-    except metadata.PackageNotFoundError:
-        return ""
-    installed = Path(str(files.locate_file(_FOLDER.name))).absolute()
-    if installed == _FOLDER or not (installed / "__init__.py").exists():
-        return ""
-    return f"; this source folder hides the installation in {installed}: run Python elsewhere"
+    # The first one found may be the egg-info that pip leaves in a source folder.
+    for found in metadata.distributions(name="torch-selective-scan"):
+        folder = Path(str(found.locate_file(_FOLDER.name))).absolute()
+        if folder != _FOLDER and (folder / "__init__.py").exists():
+            return f"; this source folder hides the installation in {folder}: run Python elsewhere"
+    return ""
 
 
 def _build_info(name: str) -> dict[str, str]:

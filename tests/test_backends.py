@@ -228,14 +228,19 @@ def test_library_that_was_not_built(sources_only):
     assert status["reference"] == [True, None]
 
 
-def test_a_source_folder_that_hides_the_installation(sources_only, tmp_path):
+@pytest.mark.parametrize("has_built", [False, True])
+def test_a_source_folder_that_hides_the_installation(sources_only, has_built, tmp_path):
+    sources = shutil.copytree(sources_only, tmp_path / "sources")
     installed = tmp_path / "selective_scan"
     installed.mkdir()
     (installed / "__init__.py").touch()
-    (tmp_path / "torch_selective_scan-1.dist-info").mkdir()
-    metadata = tmp_path / "torch_selective_scan-1.dist-info" / "METADATA"
-    metadata.write_text("Metadata-Version: 2.1\nName: torch-selective-scan\nVersion: 1\n")
-    found = run_beside(sources_only, CALL, PYTHONPATH=str(tmp_path))
+    files = [tmp_path / "torch_selective_scan-1.dist-info" / "METADATA"]
+    if has_built:  # which pip leaves
+        files.append(sources / "torch_selective_scan.egg-info" / "PKG-INFO")
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("Metadata-Version: 2.1\nName: torch-selective-scan\nVersion: 1\n")
+    found = run_beside(sources, CALL, PYTHONPATH=str(tmp_path))
     message = json.loads(found.stdout)[1]
     assert f"this source folder hides the installation in {installed}" in message
 
