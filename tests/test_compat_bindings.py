@@ -417,6 +417,8 @@ def test_the_activation_is_the_fourth_argument_as_in_version_1_0(compat_modules)
     torch.testing.assert_close(causal_conv1d_fn(x, weight, seq_idx="silu", bias=bias), wanted)
     with pytest.raises(TypeError, match="activation"):
         causal_conv1d_fn(x, weight, bias, "silu", activation="silu")
+    with pytest.raises(TypeError, match="seq_idx must be a Tensor or None, got str"):
+        causal_conv1d_fn(x, weight, bias, "silu", x[..., :3])
 
 
 @pytest.mark.parametrize("state_len", [1, 3, 6])

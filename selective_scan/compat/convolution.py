@@ -35,8 +35,8 @@ def causal_conv1d_fn(
     **options: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     # In version 1.0 the fourth argument, and the last one, was the activation.
-    if isinstance(seq_idx, str):
-        return _convolve(x, weight, bias, *arguments, activation=seq_idx, **options)
+    if isinstance(seq_idx, str) and not arguments:
+        return _convolve(x, weight, bias, activation=seq_idx, **options)
     return _convolve(x, weight, bias, seq_idx, *arguments, **options)
 
 
