@@ -212,7 +212,9 @@ class S6(nn.Module):
         norms = self._join_norms(x)
         if norms is None:
             for layer, part in zip(self.layers, caches, strict=True):
-                x = layer(x, cache=part, cu_seqlens=cu_seqlens)
+                # Another module among the layers, such as nn.Dropout, may take x alone.
+                options = {"cache": part, "cu_seqlens": cu_seqlens}
+                x = layer(x, **{name: it for name, it in options.items() if it is not None})
             return _called(head, self.norm_f(x))
         residual = None
         for place, (layer, part) in enumerate(zip(self.layers, caches, strict=True)):

@@ -272,6 +272,18 @@ def test_layers_can_be_taken_out(device):
     torch.testing.assert_close(torch.cat(outputs, 1), expected)
 
 
+def test_other_modules_can_be_put_between_layers(device):
+    model = S6(8, depth=2, device=device)
+    first, second = model.layers
+    model.layers.insert(1, nn.Tanh())
+    x = torch.randn(2, 5, 8, device=device, requires_grad=True)
+    expected = model.norm_f(second(torch.tanh(first(x))))
+    out = model(x)
+    torch.testing.assert_close(out, expected)
+    gradients = [torch.autograd.grad(it.square().sum(), x)[0] for it in (out, expected)]
+    torch.testing.assert_close(*gradients)
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
