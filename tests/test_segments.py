@@ -88,4 +88,5 @@ def test_angles_add_up_without_loss(method):
     exact = last_state(selective_scan_fn, double)
     step_by_step = last_state(selective_scan_ref, lambda tensor: tensor)
     actual = last_state(selective_scan_fn, lambda tensor: tensor)
-    assert (actual - exact).norm() <= 4 * (step_by_step - exact).norm()
+    # The ratio of the errors varies from draw to draw, up to 5. Sums in float32 make it over 100.
+    assert (actual - exact).norm() <= 20 * (step_by_step - exact).norm()
