@@ -189,10 +189,8 @@ class Operator:
         """
         self._check_types(values)
         check_backend(values[-1], values[self._anchor].device)
-        needs_gradient = torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in values
-        )
-        if needs_gradient and not self._backward_names:
+        is_refused = torch.is_grad_enabled() and not self._backward_names
+        if is_refused and any(isinstance(it, Tensor) and it.requires_grad for it in values):
             self._fail_on_gradient()
         return self._function_arguments.check_values(values)
 
