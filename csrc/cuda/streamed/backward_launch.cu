@@ -118,8 +118,6 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
       summary.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
-      // The summary covers dout·C, as if the last state had a gradient.
-      if (wants_summary_alone(params)) summary.params.dlast_state = params.dinitial_state;
       error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
       const SegmentStates& states = args.workspace.segments;
       if (error == cudaSuccess && wants_summary_alone(params)) {
