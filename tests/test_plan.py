@@ -68,7 +68,9 @@ TABLE = [
     (Call(1, 1, 1, 1), ("dstate1", 1, 1), ("dstate1", 1, 1)),
     # One image: rows that begin at any address, and few states.
     (Call(1, 768, 197, 16), ("prompt", 6, 1), ("streamed", 64, 7)),
-    (Call(1, 1024, 96, 2, dtype="float32"), ("prompt", 8, 1), ("streamed", 32, 1)),
+    (Call(1, 1024, 96, 2, dtype="float32"), ("prompt", 8, 1), ("narrow", 32, 1)),
+    (Call(1, 320, 49, 8), ("prompt", 4, 1), ("narrow", 16, 1)),
+    (Call(1, 160, 196, 8), ("prompt", 2, 1), ("streamed", 32, 7)),
     # Few states are padded to sixteen, and so is one, if it is complex.
     (Call(8, 1024, 1024, 1, complex=True), ("streamed", 32, 1), ("streamed", 48, 1)),
     (Call(8, 1536, 2048, 2), ("streamed", 96, 1), ("streamed", 96, 1)),

@@ -142,11 +142,18 @@ struct Team {
     }
   }
 
-  /// Calls visit(row) for each of the team's rows.
+  /// Calls visit(row) for each of the team's rows. A team without a row meets nevertheless:
+  /// racecheck loses track of the block's barrier if some of its warps met less often at others.
   template <class Visit>
   __device__ __forceinline__ void for_each_row(int64_t rows, const Visit& visit) {
     const int64_t step = int64_t{gridDim.x} * count;
-    for (int64_t row = int64_t{blockIdx.x} * count + index; row < rows; row += step) visit(row);
+    for (int64_t first = int64_t{blockIdx.x} * count; first < rows; first += step) {
+      if (first + index < rows) {
+        visit(first + index);
+      } else if (warps > 1) {
+        meet(1 + index, warps);
+      }
+    }
   }
 
   /// Sums each of the values over the team's threads, in a fixed order.

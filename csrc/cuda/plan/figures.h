@@ -22,6 +22,8 @@ struct Figures {
 
     /// narrow takes calls with at least this many of its warps per multiprocessor.
     int64_t narrow_warps = 3;
+    /// Backward, it also takes calls with fewer, if a lane updates its states at most this often.
+    int64_t narrow_lane_updates = 200;
 
     /// Forward and backward: with fewer warps of eight channels than this per multiprocessor,
     /// dstate1 gives each warp one channel, provided that a sequence has at least

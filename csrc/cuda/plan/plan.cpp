@@ -52,9 +52,12 @@ bool is_preferred(const ForwardParams& params, const Device& device,
                   const narrow::ForwardPlan& plan) {
   return is_narrow(params, device, plan);
 }
+/// Backward, narrow also takes fewer channels if a lane has few updates: streamed pads the states.
 bool is_preferred(const BackwardParams& params, const Device& device,
                   const narrow::BackwardPlan& plan) {
-  return is_narrow(params, device, plan);
+  const int64_t lane_updates = params.seqlen * plan.padded_states * plan.warp_channels / kWarpSize;
+  return is_narrow(params, device, plan) ||
+         (params.dstate > 1 && lane_updates <= choice_of(device).narrow_lane_updates);
 }
 
 /// prompt's lanes walk through the whole sequence, so it takes calls that fit the device in one
