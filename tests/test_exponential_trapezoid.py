@@ -244,6 +244,18 @@ def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
         assert not value[..., BOUNDS[-1] :].any()
 
 
+@pytest.mark.parametrize("scan", [exponential_trapezoid_fn, exponential_trapezoid_ref])
+@pytest.mark.parametrize("name", ["u", "delta", "B", "C", "z", "mix"])
+@pytest.mark.parametrize(("is_complex", "reverse"), [(False, False), (True, True)])
+def test_what_lies_outside_of_all_sequences_is_ignored(is_complex, reverse, name, scan, device):
+    tensors, options = make(PACKED.with_(dtype=F64, complex=is_complex, reverse=reverse), device)
+    expected = solve(scan, tensors, options)
+    with torch.no_grad():
+        tensors[name][..., : BOUNDS[0]] = torch.nan
+        tensors[name][..., BOUNDS[-1] :] = torch.nan
+    torch.testing.assert_close(solve(scan, tensors, options), expected, rtol=0, atol=0)
+
+
 def test_the_reference_may_be_asked_for():
     tensors, options = make(BASE)
     expected = exponential_trapezoid_ref(**tensors, **options, return_last_state=True)
