@@ -166,7 +166,9 @@ def whole_projection(
     if projection.dim() == 2:
         return projection.to(dtype)
     if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
-        pairs = projection.to(dtype.to_real()).unflatten(-1, (seqlen, 2))
+        # torch.compile cannot trace dtype.to_real().
+        real = torch.float64 if dtype == torch.complex128 else torch.float32
+        pairs = projection.to(real).unflatten(-1, (seqlen, 2))
         projection = torch.complex(pairs[..., 0], pairs[..., 1])
     projection = projection[:, None] if projection.dim() == 3 else projection
     return zeroed(are_none, projection.to(dtype))

@@ -265,6 +265,17 @@ def test_the_reference_may_be_asked_for():
             assert torch.equal(actual, wanted)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_compiled_with_interleaved_projections(dtype, device):
+    torch._dynamo.reset()
+    case = BASE.with_(complex=True, B="interleaved", C="interleaved", dtype=dtype)
+    compiled = torch.compile(exponential_trapezoid_fn, fullgraph=True, backend="aot_eager")
+    for seqlen in (1, 70, 33):
+        tensors, options = make(case.with_(seqlen=seqlen), device)
+        expected = solve(exponential_trapezoid_fn, tensors, options)
+        torch.testing.assert_close(solve(compiled, tensors, options), expected)
+
+
 @pytest.mark.parametrize(("B", "C"), [("constant", "variable"), ("variable", "constant")])
 def test_meta_tensors(B, C):
     tensors, options = make(BASE.with_(B=B, C=C))
