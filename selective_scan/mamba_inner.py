@@ -371,6 +371,7 @@ def mamba_layer(
     weights: tuple[Tensor | None, ...],
     options: LayerOptions,
     residual: Tensor | None,
+    name: str = "hidden",
 ) -> Tensor:
     """Runs a layer: in_proj, mamba_inner_fn with A = −exp(A_log), and the addition of the residual.
 
@@ -379,6 +380,7 @@ def mamba_layer(
             None for in_proj's weight.
         weights: weight and bias of in_proj and of conv1d; weights of x_proj and dt_proj; weight and
             bias of out_proj; A_log, D, and the bias of dt_proj.
+        name: the name of `hidden` in error messages.
     """
     out = layer_in_one(MAMBA_INNER, (), hidden, weights, options, residual)
     if out is not None:
@@ -386,7 +388,8 @@ def mamba_layer(
     in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
     xz = hidden
     if in_proj_weight is not None:
-        xz = F.linear(checked_factor(hidden, in_proj_weight), in_proj_weight, in_proj_bias)
+        hidden = checked_factor(name, hidden, in_proj_weight)
+        xz = F.linear(hidden, in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
         *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,

@@ -348,7 +348,8 @@ class MambaMixer(MarkedModule):
         cu_seqlens: Tensor | None,
     ) -> Tensor:
         """Returns the layer's output plus the residual."""
-        hidden = checked_sequence(self._input_name, hidden, self.d_model)
+        name = self._input_name
+        hidden = checked_sequence(name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_boundaries(cu_seqlens, "there is a cache")
@@ -356,7 +357,7 @@ class MambaMixer(MarkedModule):
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
-            return run_in_one(self, hidden, self._layer_options(cu_seqlens), residual)
+            return run_in_one(self, name, hidden, self._layer_options(cu_seqlens), residual)
         return add(residual, self._run_by_parts(hidden, None, cu_seqlens))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -393,7 +394,7 @@ class MambaMixer(MarkedModule):
     def _project_input(self, hidden: Tensor) -> Tensor:
         in_proj = self.in_proj
         if has_plain_weights(in_proj, nn.Linear):
-            hidden = checked_factor(hidden, parameter(in_proj, "weight"))
+            hidden = checked_factor(self._input_name, hidden, parameter(in_proj, "weight"))
         return in_proj(hidden)
 
     def _project(self, x: Tensor, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
