@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from ._discretization import Method, at_least_single, poles
 from ._layer_input import autocast_dtype_of, checked_factor
 from ._mamba_operators import ABSENT_FROM_OP, LAYER_ARGUMENTS, MAMBA_INNER, Layer, residual_dtypes
 from ._table import BackendName
-from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
-from .functional import selective_scan_fn, selective_scan_ref
+from .causal_conv1d import causal_conv1d_fn
+from .functional import selective_scan_fn
 
 # An argument of any other type is a subclass of Tensor, which may have to see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
@@ -124,7 +125,9 @@ def _run(layer: Layer, backend: BackendName) -> Tensor:
 
 def _run_reference(layer: Layer, backend: BackendName) -> Tensor:
     MAMBA_INNER.check((*layer, backend))
-    return compose(selective_scan_ref, causal_conv1d_ref, layer)
+    # The functions call their references, and also do so for DTensors.
+    parts = (partial(part, backend="reference") for part in (selective_scan_fn, causal_conv1d_fn))
+    return compose(*parts, layer)
 
 
 def mamba_inner_ref(
