@@ -114,7 +114,7 @@ class MambaMixer(MarkedModule):
         dt_init: "random" draws dt_proj.weight uniformly from ±dt_rank^-0.5·dt_scale, "constant"
             sets all of it to dt_rank^-0.5·dt_scale.
         dt_scale: see dt_init.
-        dt_init_floor: minimum of the initial step sizes.
+        dt_init_floor: minimum of the initial step sizes; 0 for none.
         conv_bias: whether the convolution has a bias.
         bias: whether in_proj and out_proj have biases.
         dt_proj_bias: whether dt_proj has a bias. The bias sets the initial step sizes, so without
@@ -187,7 +187,7 @@ class MambaMixer(MarkedModule):
             refuse("dt_min", f"at most dt_max = {dt_max}", dt_min)
         check_choice("dt_init", dt_init, ("random", "constant"))
         check_positive("dt_scale", dt_scale)
-        check_positive("dt_init_floor", dt_init_floor)
+        check_positive("dt_init_floor", dt_init_floor, or_zero=True)
         check_flag("dt_proj_bias", dt_proj_bias)
         if not dt_proj_bias:
             check_default("dt_min", dt_min, DT_MIN)

@@ -141,6 +141,8 @@ def test_initial_steps(softplus):
 
 
 def test_initial_steps_are_at_least_the_floor():
+    lowest = steps(S6(512, dt_min=1e-6, dt_max=1e-5, dt_init_floor=0)).detach()
+    assert 1e-6 * 0.99 <= lowest.min() <= lowest.max() <= 1e-5 * 1.01
     floored = steps(S6(512, dt_min=1e-3, dt_max=0.1, dt_init_floor=0.05)).detach()
     assert floored.min() > 0.05 - 1e-5
     assert (floored < 0.0501).float().mean() > 0.5
@@ -300,7 +302,8 @@ WRONG = [
     ("expand", POSITIVE, (0, "2"), {}),
     ("expand", "such that expand·d_model is a whole number (d_model=8)", (1.3, 1e308), {}),
     ("dt_rank", "an integer of at least 1 or 'auto'", (0, "full"), {}),
-    ("dt_min dt_init_floor", POSITIVE, (0.0, 0), {}),
+    ("dt_min", POSITIVE, (0.0, 0), {}),
+    ("dt_init_floor", f"{POSITIVE} or 0", (-1e-4, math.nan), {}),
     ("dt_max", POSITIVE, (math.inf, math.nan), {}),
     ("dt_scale", POSITIVE, (-1,), {}),
     ("dt_min", "at most dt_max = 0.1", (0.2,), {}),
