@@ -36,6 +36,7 @@ from torch import Tensor
 from harness import records, report
 from harness.arguments import make_parser, positive
 from harness.checks import relative_l2
+from harness.problems import METHODS
 from harness.timing import Timing, in_graph
 from selective_scan import S6, diagonal_scan_fn, distributed, selective_scan_fn
 from selective_scan.distributed import _between
@@ -60,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", choices=("cpu", "cuda"),
         default="cuda" if torch.cuda.is_available() else "cpu")
     add("--dtype", choices=tuple(_TOLERANCE), help="default: bfloat16 on GPUs, float32 on a CPU")
-    add("--method", default="zoh")
+    add("--method", choices=METHODS, default="zoh")
     add("--runs", type=positive, default=20)
     add("--graphs", action="store_true", help="also time passes as CUDA graphs")
     add("--json", type=Path, metavar="FILE", help="where to write the record")

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, records, report, timing
+from harness.problems import METHODS
 from selective_scan import selective_scan_fn, selective_scan_prefill
 
 _ERROR_ALLOWED = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
@@ -191,7 +192,7 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dim", type=positive, nargs="+", default=[1536])
     parser.add_argument("--dstate", type=positive, nargs="+", default=[16])
     parser.add_argument("--dtype", nargs="+", default=["bfloat16"], choices=_ERROR_ALLOWED)
-    parser.add_argument("--method", nargs="+", default=["zoh"])
+    parser.add_argument("--method", nargs="+", default=["zoh"], choices=METHODS)
     parser.add_argument("--checkpoint-every", type=positive, default=512, help="steps in prefill")
     parser.add_argument("--runs", type=positive, default=20)
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each pass")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, ceilings, plots, records, report, timing
+from harness.problems import METHODS
 from selective_scan import selective_state_update, selective_state_update_ref
 
 _GRAPH_CALLS = 10  # calls in one graph, so that the graph's launch is negligible
@@ -147,7 +148,7 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", nargs="+", help="dtypes of x, dt, z, B and C (default: bfloat16)"
     )
-    parser.add_argument("--method", nargs="+", default=["zoh"])
+    parser.add_argument("--method", nargs="+", default=["zoh"], choices=METHODS)
     parser.add_argument("--threads", type=positive, nargs="+", help="CPU threads")
     parser.add_argument("--runs", type=positive, default=30)
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each problem")

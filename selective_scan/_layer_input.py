@@ -42,7 +42,7 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     return tensor
 
 
-def checked_factor(hidden: Tensor, weight: Tensor) -> Tensor:
+def checked_factor(name: str, hidden: Tensor, weight: Tensor) -> Tensor:
     """Returns `hidden` if it can be multiplied with the weight of a plain in_proj.
 
     Both factors of a product must have one dtype. Autocast casts them to it, except float64.
@@ -53,5 +53,5 @@ def checked_factor(hidden: Tensor, weight: Tensor) -> Tensor:
             remark += ", for torch.autocast leaves float64 as it is"
             can_be_cast = torch.float64 not in (hidden.dtype, weight.dtype)
         if not can_be_cast:
-            check_dtype("hidden", hidden, (weight.dtype,), remark)
+            check_dtype(name, hidden, (weight.dtype,), remark)
     return hidden

@@ -24,10 +24,10 @@ def check_count(name: str, value: object, alternative: str = "", *, minimum: int
         refuse(name, f"an integer of at least {minimum}{alternative}", value)
 
 
-def check_positive(name: str, value: object) -> None:
+def check_positive(name: str, value: object, *, or_zero: bool = False) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        refuse(name, "a positive finite number", value)
+    if not is_number or not (0 < value < math.inf or (or_zero and value == 0)):
+        refuse(name, "a positive finite number" + " or 0" * or_zero, value)
 
 
 def check_finite(name: str, value: object) -> None:

@@ -221,7 +221,16 @@ class Operator:
         """Runs the reference for a call of the function; `values` are as in `check`."""
         options = [option.name for option in self._function_options[:-1]]
         names = (*self._function_arguments.names, *options)
-        return reference(**dict(zip(names, values[:-1], strict=True)))
+        table = self._function_arguments
+        count = len(table.names)
+
+        def run(*arguments):
+            return reference(**dict(zip(names, (*arguments, *values[count:-1]), strict=True)))
+
+        arguments = values[:count]
+        if are_distributed(arguments):
+            return call_sharded(run, self.name, table, self.results, arguments)
+        return run(*arguments)
 
     def has_kernels_for(self, device_type: str) -> bool:
         """Returns whether the library for devices of this type has the op."""

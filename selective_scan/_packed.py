@@ -44,6 +44,17 @@ class PackedSequences(NamedTuple):
         return cls(sequence, ~are_none & (step == padded[sequence]), are_none, begins >= ends, last)
 
 
+def outside(cu_seqlens: Tensor | None, seqlen: int) -> Tensor | None:
+    """Returns a mask of the steps that belong to no sequence, None without packed sequences."""
+    return None if cu_seqlens is None else PackedSequences.of(cu_seqlens, seqlen, False).are_none
+
+
+def zeroed(are_none: Tensor | None, steps: Tensor) -> Tensor:
+    """Returns steps, (..., seqlen), with 0 in those that belong to no sequence, because the zero
+    gradient of a step that contains NaN would become NaN in the gradients of its factors."""
+    return steps if are_none is None else torch.where(are_none, 0, steps)
+
+
 def scan_steps(
     take_step: Callable[[int, Tensor], Tensor],
     states: Tensor,

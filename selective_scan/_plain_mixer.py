@@ -19,16 +19,18 @@ fx.wrap("mamba_layer")
 
 def run_in_one(
     mixer: nn.Module,
+    name: str,
     hidden: Tensor,
     options: LayerOptions,
     residual: Tensor | None = None,
 ) -> Tensor:
     """Runs a mixer, whose parts and parameters have mamba_ssm's names, as one operator, and adds
-    the residual. An in_proj that is not a plain linear layer is called first."""
+    the residual. An in_proj that is not a plain linear layer is called first. Errors call `hidden`
+    by the given name."""
     in_proj = mixer._modules["in_proj"]
     is_plain = has_plain_weights(in_proj, nn.Linear)
     weights = weights_of(mixer, in_proj if is_plain else None)
-    return mamba_layer(hidden if is_plain else in_proj(hidden), weights, options, residual)
+    return mamba_layer(hidden if is_plain else in_proj(hidden), weights, options, residual, name)
 
 
 def weights_of(mixer: nn.Module, in_proj: nn.Module | None) -> tuple[Tensor | None, ...]:

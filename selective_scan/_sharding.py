@@ -32,7 +32,8 @@ def call_sharded(
     operator: Callable, name: str, table: Table, declared: Sequence[Result], arguments: Sequence
 ) -> tuple | DTensor:
     """Returns the results of an operator of this name, table and results, sharded like its anchor.
-    Saved states stay local to the rank.
+    Saved states stay local to the rank. The operator, or the reference that is called in its place,
+    may leave out the last results.
 
     A tensor without the sharded dimension is replicated, and its gradient is the sum over the
     ranks. Results need no communication, and neither do arguments that are already placed as
@@ -80,7 +81,7 @@ def call_sharded(
         DTensor.from_local(it, mesh, placements(by_batch(result.dims), Replicate()))
         if isinstance(it, Tensor) and result.is_differentiable
         else it
-        for it, result in zip((results,) if alone else results, declared, strict=True)
+        for it, result in zip((results,) if alone else results, declared, strict=False)
     ]
     return whole[0] if alone else tuple(whole)
 

@@ -50,8 +50,11 @@ class _Cache:
             ValueError: rows are not one-dimensional, or are on the host and out of range; for the
                 latter, compiled code raises a RuntimeError.
         """
+        tensors = self._tensors()
+        if not tensors:  # a stack without layers has no states, nor a batch
+            return
         chosen = None if rows is None else self._rows(rows, masks=True)
-        for tensor in self._tensors():
+        for tensor in tensors:
             if chosen is None:
                 tensor.zero_()
             elif chosen.dtype == torch.bool:
@@ -70,13 +73,16 @@ class _Cache:
             ValueError: rows are not (batch,), or are on the host and out of range; for the latter,
                 compiled code raises a RuntimeError.
         """
+        tensors = self._tensors()
+        if not tensors:  # as in reset
+            return
         chosen = self._rows(rows, masks=False)
-        batch = self._tensors()[0].shape[0]
+        batch = tensors[0].shape[0]
         if chosen.shape != (batch,):
             refuse("rows", f"(batch,) = ({batch},)", tuple(chosen.shape))
         is_compiling = torch.compiler.is_compiling()
         select = ops._rows_of.default if is_compiling else Tensor.index_select
-        for tensor in self._tensors():
+        for tensor in tensors:
             tensor.copy_(select(tensor, 0, chosen))
 
     def _rows(self, rows: Rows, *, masks: bool) -> Tensor:

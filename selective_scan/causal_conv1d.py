@@ -400,11 +400,15 @@ def causal_conv1d_fn(
         )
     arguments = (x, weight, bias, seq_idx, cu_seqlens, initial_states, return_final_states)
     values = (*arguments, activation, final_states_out, backend)
-    if not CAUSAL_CONV1D.has_kernels(values):
-        return CAUSAL_CONV1D.run_reference(causal_conv1d_ref, values)
+    has_kernels = CAUSAL_CONV1D.has_kernels(values)
     if final_states_out is not None:
         CAUSAL_CONV1D.check(values)  # the op does not take final_states_out
-    out, final_states = CAUSAL_CONV1D(*arguments, activation)
+    if has_kernels:
+        out, final_states = CAUSAL_CONV1D(*arguments, activation)
+    else:
+        values = (*arguments, activation, None, backend)
+        results = CAUSAL_CONV1D.run_reference(causal_conv1d_ref, values)
+        out, final_states = results if return_final_states else (results, None)
     if not return_final_states:
         return out
     if final_states_out is not None:

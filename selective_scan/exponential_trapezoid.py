@@ -12,7 +12,7 @@ from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
 from ._layer_input import without_autocast
 from ._operator import RETURN_LAST_STATE
-from ._packed import PackedSequences, scan_steps
+from ._packed import PackedSequences, outside, scan_steps, zeroed
 from ._selective_scan import POLE_DTYPES, POLES, scanned
 from ._table import (
     BACKEND,
@@ -92,10 +92,11 @@ def exponential_trapezoid_ref(
     call = _check(values, return_last_state, backend)
     _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
-    steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
-    A, x, mix = A.to(h_dtype), u.to(dtype), mix.to(dtype)
-    B_steps = projection_steps(B, dim, seqlen, h_dtype)
-    C_steps = projection_steps(C, dim, seqlen, h_dtype)
+    are_none = outside(cu_seqlens, seqlen)
+    steps = steps_of_sequences(zeroed(are_none, delta), delta_bias, delta_softplus, dtype)
+    A, x, mix = A.to(h_dtype), zeroed(are_none, u.to(dtype)), zeroed(are_none, mix.to(dtype))
+    B_steps = projection_steps(B, dim, seqlen, h_dtype, are_none)
+    C_steps = projection_steps(C, dim, seqlen, h_dtype, are_none)
     if initial_state is None:
         state = A.new_zeros(call.sizes["sequences"], 2, *A.shape)
     else:
@@ -110,7 +111,7 @@ def exponential_trapezoid_ref(
         y_steps.append(observed(C_steps[t], h))
         return torch.stack([h, now], 1)
 
-    state, are_none = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
+    state, _ = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
     out = output_of(y_steps, call, x, reverse, are_none)
     return (out, state) if return_last_state else out
 
@@ -344,11 +345,12 @@ def exponential_trapezoid_fn(
         return exponential_trapezoid_ref(*values[:9], return_last_state, mix=mix, **options)
     _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype
-    steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
-    x = u.to(dtype)
-    B, C = (whole_projection(projection, seqlen, h_dtype) for projection in (B, C))
     edges = _Edges.of(cu_seqlens, seqlen, reverse)
-    own = mix.to(dtype) * steps
+    are_none = edges.are_none
+    steps = steps_of_sequences(zeroed(are_none, delta), delta_bias, delta_softplus, dtype)
+    x = zeroed(are_none, u.to(dtype))
+    B, C = (whole_projection(projection, seqlen, h_dtype, are_none) for projection in (B, C))
+    own = zeroed(are_none, mix.to(dtype)) * steps
     before = steps - own
     ahead = _of_next_step(before, reverse)
     if edges.are_last is not None:
@@ -370,7 +372,7 @@ def exponential_trapezoid_fn(
         backend=backend,
     )
     y = y - ahead * _products(B, C, dim) * x
-    out = finished(y, x, D, z, edges.are_none).to(u.dtype)
+    out = finished(y, x, D, z, are_none).to(u.dtype)
     if not return_last_state:
         return out
 

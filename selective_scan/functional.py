@@ -11,7 +11,7 @@ from torch import Tensor
 from ._checks import Call
 from ._discretization import DISCRETIZATIONS, Method, steps_of_sequences
 from ._matrix_scan import operator_for
-from ._packed import scan_steps
+from ._packed import outside, scan_steps, zeroed
 from ._pytorch import are_transforms_active
 from ._table import BackendName
 from ._typing import typed_as
@@ -63,12 +63,14 @@ def selective_scan_ref(
     dtype, h_dtype = call.compute_dtype, call.state_dtype
     discretize = DISCRETIZATIONS[discretization_method]
 
-    delta = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
-    input_steps = (delta if input_delta is None else input_delta.to(dtype)).unbind(-1)
+    are_none = outside(cu_seqlens, seqlen)
+    delta = steps_of_sequences(zeroed(are_none, delta), delta_bias, delta_softplus, dtype)
+    input_steps = delta if input_delta is None else zeroed(are_none, input_delta.to(dtype))
+    input_steps = input_steps.unbind(-1)
     A = A.to(h_dtype)
-    x = u.to(dtype)
-    B_steps = projection_steps(B, dim, seqlen, h_dtype)
-    C_steps = projection_steps(C, dim, seqlen, h_dtype)
+    x = zeroed(are_none, u.to(dtype))
+    B_steps = projection_steps(B, dim, seqlen, h_dtype, are_none)
+    C_steps = projection_steps(C, dim, seqlen, h_dtype, are_none)
 
     if initial_state is None:
         h = torch.zeros(call.sizes["sequences"], dim, A.shape[1], dtype=h_dtype, device=u.device)
@@ -88,7 +90,7 @@ def selective_scan_ref(
         y_steps.append(observed(C_steps[t], h))
         return h
 
-    h, are_none = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
+    h, _ = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
     out = output_of(y_steps, call, x, reverse, are_none)
     return (out, h) if return_last_state else out
 
@@ -129,8 +131,8 @@ def finished(
     if D is not None:
         y = y + D.to(x.dtype)[:, None] * x
     if z is not None:
-        y = y * F.silu(z.to(x.dtype))
-    return y if are_none is None else torch.where(are_none, 0, y)
+        y = y * F.silu(zeroed(are_none, z.to(x.dtype)))
+    return zeroed(are_none, y)
 
 
 def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
@@ -141,23 +143,35 @@ def _solve_step(h: Tensor, delta: Tensor, A: Tensor, input: Tensor) -> Tensor:
     return torch.linalg.solve_ex(identity - half, known[..., None]).result[..., 0]
 
 
-def projection_steps(projection: Tensor, dim: int, seqlen: int, dtype: torch.dtype) -> list[Tensor]:
-    """Returns B or C for each step, as (batch or 1, dim, dstate)."""
-    projection = whole_projection(projection, seqlen, dtype)
+def projection_steps(
+    projection: Tensor,
+    dim: int,
+    seqlen: int,
+    dtype: torch.dtype,
+    are_none: Tensor | None = None,
+) -> list[Tensor]:
+    """Returns B or C for each step, as (batch or 1, dim, dstate); 0 in the steps of no sequence."""
+    projection = whole_projection(projection, seqlen, dtype, are_none)
     if projection.dim() == 2:
         return [projection[None]] * seqlen
     channels_per_group = dim // projection.shape[1]
     return [step.repeat_interleave(channels_per_group, dim=1) for step in projection.unbind(-1)]
 
 
-def whole_projection(projection: Tensor, seqlen: int, dtype: torch.dtype) -> Tensor:
-    """Returns B or C as (dim, dstate) or (batch, groups, dstate, seqlen), in the states' dtype."""
+def whole_projection(
+    projection: Tensor, seqlen: int, dtype: torch.dtype, are_none: Tensor | None = None
+) -> Tensor:
+    """Returns B or C as (dim, dstate) or (batch, groups, dstate, seqlen), in the states' dtype; it
+    is 0 in the steps that belong to no sequence."""
     if projection.dim() == 2:
         return projection.to(dtype)
     if dtype.is_complex and not projection.is_complex():  # (re, im) interleaved along time
-        pairs = projection.to(dtype.to_real()).unflatten(-1, (seqlen, 2))
+        # torch.compile cannot trace dtype.to_real().
+        real = torch.float64 if dtype == torch.complex128 else torch.float32
+        pairs = projection.to(real).unflatten(-1, (seqlen, 2))
         projection = torch.complex(pairs[..., 0], pairs[..., 1])
-    return (projection[:, None] if projection.dim() == 3 else projection).to(dtype)
+    projection = projection[:, None] if projection.dim() == 3 else projection
+    return zeroed(are_none, projection.to(dtype))
 
 
 @overload

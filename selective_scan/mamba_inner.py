@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from ._discretization import Method, at_least_single, poles
 from ._layer_input import autocast_dtype_of, checked_factor
 from ._mamba_operators import ABSENT_FROM_OP, LAYER_ARGUMENTS, MAMBA_INNER, Layer, residual_dtypes
 from ._table import BackendName
-from .causal_conv1d import causal_conv1d_fn, causal_conv1d_ref
-from .functional import selective_scan_fn, selective_scan_ref
+from .causal_conv1d import causal_conv1d_fn
+from .functional import selective_scan_fn
 
 # An argument of any other type is a subclass of Tensor, which may have to see the parts of a layer.
 OPAQUE_TYPES = {Tensor, nn.Parameter, type(None)}
@@ -124,7 +125,9 @@ def _run(layer: Layer, backend: BackendName) -> Tensor:
 
 def _run_reference(layer: Layer, backend: BackendName) -> Tensor:
     MAMBA_INNER.check((*layer, backend))
-    return compose(selective_scan_ref, causal_conv1d_ref, layer)
+    # The functions call their references, and also do so for DTensors.
+    parts = (partial(part, backend="reference") for part in (selective_scan_fn, causal_conv1d_fn))
+    return compose(*parts, layer)
 
 
 def mamba_inner_ref(
@@ -371,6 +374,7 @@ def mamba_layer(
     weights: tuple[Tensor | None, ...],
     options: LayerOptions,
     residual: Tensor | None,
+    name: str = "hidden",
 ) -> Tensor:
     """Runs a layer: in_proj, mamba_inner_fn with A = −exp(A_log), and the addition of the residual.
 
@@ -379,6 +383,7 @@ def mamba_layer(
             None for in_proj's weight.
         weights: weight and bias of in_proj and of conv1d; weights of x_proj and dt_proj; weight and
             bias of out_proj; A_log, D, and the bias of dt_proj.
+        name: the name of `hidden` in error messages.
     """
     out = layer_in_one(MAMBA_INNER, (), hidden, weights, options, residual)
     if out is not None:
@@ -386,7 +391,8 @@ def mamba_layer(
     in_proj_weight, in_proj_bias, *parts, A_log, D, delta_bias = weights
     xz = hidden
     if in_proj_weight is not None:
-        xz = F.linear(checked_factor(hidden, in_proj_weight), in_proj_weight, in_proj_bias)
+        hidden = checked_factor(name, hidden, in_proj_weight)
+        xz = F.linear(hidden, in_proj_weight, in_proj_bias)
     out = mamba_inner_fn(
         *(xz.transpose(1, 2), *parts, poles(A_log)),
         D=D,

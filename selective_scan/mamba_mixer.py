@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH
-from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
+from ._discretization import LAYER_METHODS, METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
@@ -114,7 +114,7 @@ class MambaMixer(MarkedModule):
         dt_init: "random" draws dt_proj.weight uniformly from ±dt_rank^-0.5·dt_scale, "constant"
             sets all of it to dt_rank^-0.5·dt_scale.
         dt_scale: see dt_init.
-        dt_init_floor: minimum of the initial step sizes.
+        dt_init_floor: minimum of the initial step sizes; 0 for none.
         conv_bias: whether the convolution has a bias.
         bias: whether in_proj and out_proj have biases.
         dt_proj_bias: whether dt_proj has a bias. The bias sets the initial step sizes, so without
@@ -187,7 +187,7 @@ class MambaMixer(MarkedModule):
             refuse("dt_min", f"at most dt_max = {dt_max}", dt_min)
         check_choice("dt_init", dt_init, ("random", "constant"))
         check_positive("dt_scale", dt_scale)
-        check_positive("dt_init_floor", dt_init_floor)
+        check_positive("dt_init_floor", dt_init_floor, or_zero=True)
         check_flag("dt_proj_bias", dt_proj_bias)
         if not dt_proj_bias:
             check_default("dt_min", dt_min, DT_MIN)
@@ -236,6 +236,22 @@ class MambaMixer(MarkedModule):
         if sizes.are_mamba3s:
             add_parts(self, where)
         self._reset_poles()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Does what nn.Module does, but refuses options that need other parameters than the layer
+        was constructed with, since they would have no effect."""
+        if name in ("discretization_method", "rotary") and "sizes" in vars(self):
+            self._refuse_other_parameters(name, value)
+        super().__setattr__(name, value)
+
+    def _refuse_other_parameters(self, name: str, value: object) -> None:
+        if name == "rotary":
+            kept, is_kept = repr(self.rotary), value is self.rotary
+        else:
+            choices = ("trapezoid",) if self.sizes.mix else METHODS
+            kept, is_kept = f"one of {', '.join(choices)}", value in choices
+        if not is_kept:
+            refuse(name, f"{kept} in this layer, because others need other parameters", value)
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again, including those of the submodules."""
@@ -332,7 +348,8 @@ class MambaMixer(MarkedModule):
         cu_seqlens: Tensor | None,
     ) -> Tensor:
         """Returns the layer's output plus the residual."""
-        hidden = checked_sequence(self._input_name, hidden, self.d_model)
+        name = self._input_name
+        hidden = checked_sequence(name, hidden, self.d_model)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_boundaries(cu_seqlens, "there is a cache")
@@ -340,7 +357,7 @@ class MambaMixer(MarkedModule):
             return add(residual, self._go_on(hidden, cache))
         refuse_other_cache(cache, "MixerCache")
         if self._is_plain():
-            return run_in_one(self, hidden, self._layer_options(cu_seqlens), residual)
+            return run_in_one(self, name, hidden, self._layer_options(cu_seqlens), residual)
         return add(residual, self._run_by_parts(hidden, None, cu_seqlens))
 
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
@@ -377,7 +394,7 @@ class MambaMixer(MarkedModule):
     def _project_input(self, hidden: Tensor) -> Tensor:
         in_proj = self.in_proj
         if has_plain_weights(in_proj, nn.Linear):
-            hidden = checked_factor(hidden, parameter(in_proj, "weight"))
+            hidden = checked_factor(self._input_name, hidden, parameter(in_proj, "weight"))
         return in_proj(hidden)
 
     def _project(self, x: Tensor, suffix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

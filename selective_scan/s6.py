@@ -111,6 +111,7 @@ class S6(nn.Module):
             )
             for _ in range(depth)
         )
+        self.layers[0]._input_name = "x"  # the first layer refuses what the model was passed
         self.d_model = d_model
         self.norm_f = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
 

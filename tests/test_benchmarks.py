@@ -238,6 +238,10 @@ def test_users(tmp_path, device):
             (name, ("--device", "cuda:99"), "device 'cuda:99' is not there")
             for name in ("benchmark_selective_scan.py", "profile_discretization.py")
         ),
+        *(
+            (f"benchmark_{name}.py", ("--method", "euler"), "invalid choice: 'euler'")
+            for name in ("distributed", "packed", "serving")
+        ),
     ],
 )
 def test_programs_refuse_what_is_not_there(stops, capsys, name, arguments, sentence):

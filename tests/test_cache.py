@@ -158,6 +158,17 @@ def test_an_empty_batch(seqlen, device):
     assert model(x, cache=model.allocate_cache(0)).shape == (0, seqlen, DIM)
 
 
+def test_a_stack_without_layers(device):
+    model = model_of(device, depth=1)
+    del model.layers[0]
+    x, cache = sequence(model, 4), model.allocate_cache(BATCH)
+    cache.reset()
+    cache.reset([0])
+    cache.reset(torch.zeros(BATCH, dtype=torch.bool, device=device))
+    cache.reorder([0] * BATCH)
+    torch.testing.assert_close(model(x, cache=cache), model.norm_f(x))
+
+
 # --- rows -----------------------------------------------------------------------------------------
 
 

@@ -178,6 +178,49 @@ def test_norm(compat_modules, dtype, residual_dtype, is_rms):
         assert torch.equal(function(x, weight, shift, residual, eps=0.1), out)
 
 
+@pytest.mark.parametrize("upcast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("residual_dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_norm_references(compat_modules, dtype, residual_dtype, is_rms, upcast):
+    module = importlib.import_module("mamba_ssm.ops.triton.layer_norm")
+    function = module.rms_norm_ref if is_rms else module.layer_norm_ref
+    x, (weight, bias) = torch.randn(2, 5, 16, dtype=dtype), torch.randn(2, 16)
+    residual = None if residual_dtype is None else torch.randn(2, 5, 16).to(residual_dtype)
+    out, total = function(x, weight, bias, residual, eps=0.1, prenorm=True, upcast=upcast)
+    expected = x.double() + (0 if residual is None else residual.double())
+    assert out.dtype == dtype
+    assert total.dtype == (torch.float32 if upcast and dtype == torch.bfloat16 else dtype)
+    roundings = {torch.bfloat16: 1e-2, torch.float32: 1e-5, torch.float64: 1e-12}
+    rounding = roundings[total.dtype]
+    torch.testing.assert_close(total.double(), expected, rtol=rounding, atol=rounding)
+    rounding = roundings[dtype]
+    normed = norm_of(expected, weight, bias, 0.1, is_rms)
+    torch.testing.assert_close(out.double(), normed, rtol=rounding, atol=rounding)
+    assert torch.equal(function(x, weight, bias, residual, eps=0.1), out)
+    with pytest.raises(ValueError, match="dropout_mask1 must be None"):
+        function(x, weight, bias, dropout_mask1=x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("is_rms", [False, True])
+def test_norm_and_linear(compat_modules, dtype, is_rms):
+    from mamba_ssm.ops.triton.layer_norm import layer_norm_linear_fn
+
+    x, residual = torch.randn(2, 2, 5, 16, dtype=dtype)
+    (weight, bias), rows, shift = torch.randn(2, 16), torch.randn(7, 16), torch.randn(7)
+    given = (x, weight, bias, rows, shift, residual)
+    out, total = layer_norm_linear_fn(*given, eps=0.1, prenorm=True, is_rms_norm=is_rms)
+    expected = x.double() + residual.double()
+    rounding = 3e-2 if dtype == torch.bfloat16 else 1e-12
+    torch.testing.assert_close(total.double(), expected, rtol=rounding, atol=rounding)
+    normed = norm_of(expected, weight, bias, 0.1, is_rms)
+    expected = F.linear(normed, rows.double(), shift.double())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=4 * rounding)
+    assert torch.equal(layer_norm_linear_fn(*given, eps=0.1, is_rms_norm=is_rms), out)
+
+
 def test_rms_norm_module(compat_modules):
     from mamba_ssm.ops.triton.layernorm import RMSNorm
 
@@ -188,6 +231,17 @@ def test_rms_norm_module(compat_modules):
     torch.testing.assert_close(out, norm(2 * x))
     assert torch.equal(total, 2 * x)
     assert dict(norm.named_parameters()).keys() == {"weight"}
+
+
+def test_flags_of_a_layer_may_be_numbers(compat_modules):
+    from mamba_ssm import Mamba
+
+    for conv_bias, bias in ((0, 1), (1, 0)):
+        layer = Mamba(8, conv_bias=conv_bias, bias=bias, dt_init_floor=0)
+        assert (layer.conv1d.bias is not None) == conv_bias
+        assert (layer.in_proj.bias is not None) == (layer.out_proj.bias is not None) == bias
+    with pytest.raises(ValueError, match="bias must be a bool, got 'no'"):
+        Mamba(8, bias="no")
 
 
 def test_norm_refuses_what_is_not_covered(compat_modules):

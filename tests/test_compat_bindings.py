@@ -424,13 +424,17 @@ def test_the_activation_is_the_fourth_argument_as_in_version_1_0(compat_modules)
 @pytest.mark.parametrize("state_len", [1, 3, 6])
 @pytest.mark.parametrize("lengths", [[4, 1, 0, 9], [0], [2]])
 def test_states_of_packed_sequences(compat_modules, device, lengths, state_len):
-    from causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
+    from causal_conv1d.causal_conv1d_varlen import (
+        causal_conv1d_varlen_states,
+        causal_conv1d_varlen_states_ref,
+    )
 
     x = torch.randn(sum(lengths), 5, device=device, requires_grad=True)
     bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     states = causal_conv1d_varlen_states(x, bounds, state_len)
     assert states.shape == (len(lengths), 5, state_len)
     assert not states.requires_grad
+    assert torch.equal(causal_conv1d_varlen_states_ref(x, bounds, state_len), states)
     for state, rows in zip(states, x.split(lengths), strict=True):
         assert torch.equal(state, F.pad(rows.T, (state_len, 0))[:, -state_len:])
     with pytest.raises(ValueError, match=r"x must be \(total, dim\), got \(1, "):

@@ -306,6 +306,7 @@ def left_over(logits: list[float], top_k: int, top_p: float, min_p: float, tempe
     "limits",
     [
         {"top_k": 0},
+        {"top_k": -1, "top_p": 0.8},
         {"top_k": 4},
         {"top_k": 100},
         {"top_k": 0, "top_p": 0.6},

@@ -314,6 +314,13 @@ def with_norm(norm: nn.Module) -> S6:
     return model
 
 
+def with_groups(groups: int) -> S6:
+    model = S6(D_MODEL)
+    layer = model.layers[0]
+    layer.conv1d = nn.Conv1d(layer.d_inner, layer.d_inner, 4, groups=groups, padding=3)
+    return model
+
+
 def refused_models(group, device: str) -> list[str]:
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("sequence",))
     split = distributed.parallelize
@@ -335,6 +342,7 @@ def refused_models(group, device: str) -> list[str]:
         lambda: split(make_model({"change": "replace"}), mesh, tensor_dim=0),
         lambda: split(make_model({"change": "hook"}), mesh, sequence_dim=0)(data),
         lambda: split(with_norm(nn.LayerNorm(D_MODEL)), mesh, tensor_dim=0),
+        lambda: split(with_groups(2), mesh, tensor_dim=0),
         lambda: split(with_norm(nn.Identity()), mesh, tensor_dim=0)(data.float()),  # passes
     ]
     data = torch.randn(1, 4, D_MODEL, dtype=torch.float64)
@@ -360,5 +368,6 @@ def test_models_are_refused(ranks):
         "ValueError: .*model must be one without adapters where channels are split, got 'dt_proj",
         "ValueError: .*conv1d must be a plain layer without hooks where sequences are split, got",
         "ValueError: .*norm_f is an nn.RMSNorm where channels are split, got 'LayerNorm'",
+        "ValueError: .*one whose conv1d is depthwise where channels are split, got 'groups=2'",
     ]
     assert_match(messages, patterns)

@@ -36,7 +36,7 @@ def whole(results: dict) -> dict:
     }
 
 
-def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
+def scan(group, case: Case, where: tuple, device: str, compiled: bool, backend: str) -> dict:
     mesh = mesh_of(group, device, where)
 
     def distribute(name: str, tensor: torch.Tensor) -> DTensor:
@@ -51,7 +51,7 @@ def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
     }
 
     def call(inputs):
-        return selective_scan_fn(**inputs, **made.options, return_last_state=True)
+        return selective_scan_fn(**inputs, **made.options, return_last_state=True, backend=backend)
 
     call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
     results = dict(zip(("out", "last_state"), call(inputs), strict=True))
@@ -61,8 +61,11 @@ def scan(group, case: Case, where: tuple, device: str, compiled: bool) -> dict:
     return whole(results | problem.differentiate(results, inputs, cotangents))
 
 
-def check_scan(ranks, case: Case, where: tuple, compiled: bool = False) -> None:
-    of_ranks = ranks(scan, case, where, ranks.device, compiled, ranks=2 if compiled else None)
+def check_scan(
+    ranks, case: Case, where: tuple, compiled: bool = False, backend: str = "auto"
+) -> None:
+    options = (ranks.device, compiled, backend)
+    of_ranks = ranks(scan, case, where, *options, ranks=2 if compiled else None)
     for results in of_ranks:
         problem.check_results(case, results, ranks.device)
 
@@ -86,7 +89,13 @@ def test_compiled_scan(ranks):
     check_scan(ranks, WIDE, ("dim",), compiled=True)
 
 
-def convolve(group, values: dict, where: tuple, device: str) -> dict:
+@pytest.mark.parametrize("has_state", [False, True])
+def test_the_reference(ranks, has_state):
+    case = WIDE.with_(C="shared", initial_state=has_state, dtype=torch.float64)
+    check_scan(ranks, case, ("batch", "dim"), backend="reference")
+
+
+def convolve(group, values: dict, where: tuple, device: str, backend: str) -> dict:
     mesh = mesh_of(group, device, where)
     none = [Replicate()] * len(where)
     inputs = {
@@ -94,7 +103,7 @@ def convolve(group, values: dict, where: tuple, device: str) -> dict:
         for name, tensor in values.items()
     }
     dout = inputs.pop("dout")
-    return whole(differentiate(causal_conv1d_fn, inputs, dout))
+    return whole(differentiate(functools.partial(causal_conv1d_fn, backend=backend), inputs, dout))
 
 
 def differentiate(function, inputs: dict, dout) -> dict:
@@ -104,13 +113,14 @@ def differentiate(function, inputs: dict, dout) -> dict:
     return {"out": out.detach()} | {name: tensor.grad for name, tensor in inputs.items()}
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("where", [("batch",), ("dim",)], ids=str)
-def test_convolution(ranks, where):
+def test_convolution(ranks, where, backend):
     shapes = {"x": (4, 8, 9), "weight": (8, 4), "bias": (8,), "initial_states": (4, 8, 3)}
     values = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
     dout = torch.randn(4, 8, 9, dtype=torch.float64)
     exact = differentiate(causal_conv1d_ref, values, dout)
-    for results in ranks(convolve, values | {"dout": dout}, where, ranks.device):
+    for results in ranks(convolve, values | {"dout": dout}, where, ranks.device, backend):
         for name, expected in exact.items():
             torch.testing.assert_close(results[name], expected, rtol=1e-9, atol=1e-11)
 
@@ -133,12 +143,16 @@ def refusals(group, device: str) -> list[str]:
     def call_another(**inputs) -> None:
         diagonal_scan_fn(inputs["u"], inputs["delta"])
 
+    def call_reference(**inputs) -> None:
+        diagonal_scan_fn(inputs["u"], inputs["delta"], backend="reference")
+
     calls = [
         (case, Shard(2)),
         (case.with_(batch=3), Shard(0)),
         (case.with_(dim=7), Shard(1)),
         (case.with_(dim=12, C="grouped", groups=3), Shard(1)),
         (case, Shard(0), call_another),
+        (case, Shard(0), call_reference),
     ]
     return raised_by([functools.partial(call, *given) for given in calls])
 
@@ -149,7 +163,7 @@ def test_what_is_refused(ranks):
         f"ValueError: .*u must be sharded over ranks .* divides batch = 3, got {ranks.count}",
         f"ValueError: .*u must be sharded over ranks .* divides dim = 7, got {ranks.count}",
         f"ValueError: .*u must be sharded over ranks .* groups of C = 3, got {ranks.count}",
-        "NotImplementedError: .*diagonal_scan takes no DTensors",
+        *["NotImplementedError: .*diagonal_scan takes no DTensors"] * 2,
     ]
     for messages in ranks(refusals, ranks.device):
         assert_match(messages, patterns)

@@ -244,6 +244,18 @@ def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
         assert not value[..., BOUNDS[-1] :].any()
 
 
+@pytest.mark.parametrize("scan", [exponential_trapezoid_fn, exponential_trapezoid_ref])
+@pytest.mark.parametrize("name", ["u", "delta", "B", "C", "z", "mix"])
+@pytest.mark.parametrize(("is_complex", "reverse"), [(False, False), (True, True)])
+def test_what_lies_outside_of_all_sequences_is_ignored(is_complex, reverse, name, scan, device):
+    tensors, options = make(PACKED.with_(dtype=F64, complex=is_complex, reverse=reverse), device)
+    expected = solve(scan, tensors, options)
+    with torch.no_grad():
+        tensors[name][..., : BOUNDS[0]] = torch.nan
+        tensors[name][..., BOUNDS[-1] :] = torch.nan
+    torch.testing.assert_close(solve(scan, tensors, options), expected, rtol=0, atol=0)
+
+
 def test_the_reference_may_be_asked_for():
     tensors, options = make(BASE)
     expected = exponential_trapezoid_ref(**tensors, **options, return_last_state=True)
@@ -251,6 +263,17 @@ def test_the_reference_may_be_asked_for():
     for scan in (exponential_trapezoid_fn, exponential_trapezoid_ref):
         for actual, wanted in zip(scan(**tensors, **options), expected, strict=True):
             assert torch.equal(actual, wanted)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_compiled_with_interleaved_projections(dtype, device):
+    torch._dynamo.reset()
+    case = BASE.with_(complex=True, B="interleaved", C="interleaved", dtype=dtype)
+    compiled = torch.compile(exponential_trapezoid_fn, fullgraph=True, backend="aot_eager")
+    for seqlen in (1, 70, 33):
+        tensors, options = make(case.with_(seqlen=seqlen), device)
+        expected = solve(exponential_trapezoid_fn, tensors, options)
+        torch.testing.assert_close(solve(compiled, tensors, options), expected)
 
 
 @pytest.mark.parametrize(("B", "C"), [("constant", "variable"), ("variable", "constant")])

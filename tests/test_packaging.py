@@ -467,6 +467,15 @@ def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     assert "install" in line
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("script", sorted((ROOT / "tools").glob("*.sh")), ids=lambda it: it.name)
+def test_a_script_without_arguments_prints_its_usage(script):
+    result = subprocess.run(["bash", str(script)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"{script.name} ")
+    assert "unbound variable" not in result.stderr
+
+
 @pytest.mark.parametrize("compiler", ["", "cl", r"C:\mingw64\bin\g++.exe"])
 def test_msvc_is_refused(setup, monkeypatch, compiler):
     monkeypatch.setenv("CXX", compiler)

@@ -175,6 +175,24 @@ def test_what_is_not_finite_stays_in_its_sequence(changes, device):
     assert dinitial_state[others].isfinite().all()
 
 
+@pytest.mark.parametrize("scan", [selective_scan_fn, selective_scan_ref])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_lies_outside_of_all_sequences_is_ignored(reverse, scan, device):
+    bounds = (3, 20, 20, 37)
+    case = BASE.with_(seqlen=40, cu_seqlens=bounds, reverse=reverse, input_delta=F64, dtype=F64)
+    inputs, options = inputs_on(case, device), options_on(case, device)
+    results = []
+    for value in (0, torch.nan):
+        with torch.no_grad():
+            for name in ("u", "delta", "B", "C", "z", "input_delta"):
+                inputs[name][..., : bounds[0]] = value
+                inputs[name][..., bounds[-1] :] = value
+        out, last = scan(**inputs, **options, return_last_state=True)
+        loss = out.square().sum() + last.square().sum()
+        results.append([out, last, *torch.autograd.grad(loss, list(inputs.values()))])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 @fresh(max_examples=30)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 2, 3, 31, 32, 33, 64, 65, 100]), max_size=12),

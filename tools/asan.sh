@@ -3,6 +3,7 @@
 #
 #   asan.sh PYTHON FOLDER [PYTEST ARGUMENT ...]
 set -euo pipefail
+[[ $# -ge 2 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1") folder=$2
 shift 2

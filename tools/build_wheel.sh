@@ -13,6 +13,7 @@
 #   cu12 has those up to Hopper, whose PTX newer GPUs run: code that drivers of CUDA 12 can unpack
 #   is larger, and with Blackwell's the wheel would exceed PyPI's limit.
 set -euo pipefail
+[[ $# -ge 4 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1 kind=$2 folder=$3 output=$4
 glibc=2.28 libstdcxx=3.4.24 megabytes=100

@@ -10,6 +10,7 @@
 #     TORCH    the requirement for pip in each environment, such as torch==2.15.0
 #   OTHER_PYTHON, if set, creates the other environments (default: PYTHON): one wheel serves all.
 set -euo pipefail
+[[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 what=$1 python=$2 folder=$3
 shift 3

@@ -9,6 +9,7 @@
 #     DIST     the folder of the wheels, from which the newest one of the kind is taken
 #     KIND     cpu (the default), cu12 or cu13
 set -euo pipefail
+[[ $# -ge 4 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1 folder=$2 torch=$3 dist=$4 kind=${5:-cpu}
 wheel=$(ls -t "$dist"/*+"$kind"-*"$(uname -m)".whl | head -n 1)

@@ -3,6 +3,7 @@
 #
 #   compute_sanitizer.sh PYTHON [TOOL ...]      default: memcheck racecheck initcheck synccheck
 set -euo pipefail
+[[ $# -ge 1 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1
 shift

@@ -8,6 +8,7 @@
 #
 # CXX names another compiler, EMULATOR another way to run its programs ("" runs them directly).
 set -euo pipefail
+[[ $# -ge 1 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 case $1 in
   arm64)

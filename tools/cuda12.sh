@@ -10,6 +10,7 @@
 #   registry has all parts: the headers come from PyPI, the compiler from Debian 13, whose package
 #   apt downloads without installing it.
 set -euo pipefail
+[[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 package=nvidia-cuda-toolkit suite=trixie component=non-free
 headers=(nvidia-cuda-nvcc-cu12==12.4.131 nvidia-cuda-runtime-cu12==12.4.127 nvidia-cuda-cccl-cu12==12.6.77)

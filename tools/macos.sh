@@ -8,6 +8,7 @@
 # The compiler is the Clang of PyPI's ziglang, which includes libc++ and Apple's headers. PyTorch's
 # headers and libraries come from its wheel for macOS.
 set -euo pipefail
+[[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$2 folder=$3
 torch=torch==2.10.0 # the oldest that is supported

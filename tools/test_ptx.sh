@@ -9,6 +9,7 @@
 #     FOLDER    for the build, and for the driver's cache of compiled code
 #     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
 set -euo pipefail
+[[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1 arch=$2 folder=$3
 shift 3

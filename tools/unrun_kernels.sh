@@ -6,6 +6,7 @@
 #     FOLDER    for the lists of kernels
 #     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
 set -euo pipefail
+[[ $# -ge 2 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1 folder=$2
 shift 2

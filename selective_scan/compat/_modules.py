@@ -9,7 +9,10 @@ _HERE = "selective_scan.compat"
 _SCANS = "selective_scan_fn selective_scan_ref mamba_inner_fn mamba_inner_ref"
 _DIRECTED_SCANS = "mamba_inner_fn_no_out_proj bimamba_inner_fn"  # from Vim's fork
 _PASSES = ("fwd", "bwd")
-_NORMS = "RMSNorm layer_norm_fn rms_norm_fn _layer_norm_fwd"
+_NORMS = (
+    "RMSNorm layer_norm_fn rms_norm_fn layer_norm_linear_fn layer_norm_ref rms_norm_ref "
+    "_layer_norm_fwd"
+)
 _MODELS = "MambaLMHeadModel MixerModel create_block _init_weights"
 _GENERATION = "GenerationMixin InferenceParams decode update_graph_cache"
 _SAMPLING = (
@@ -105,6 +108,12 @@ MODULES = {
     ),
     "causal_conv1d.causal_conv1d_varlen": Contents(
         _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")
+        | {
+            "causal_conv1d_varlen_states_ref": (
+                f"{_HERE}.convolution",
+                "causal_conv1d_varlen_states",
+            )
+        }
     ),
     "causal_conv1d.cpp_functions": Contents(
         _from(

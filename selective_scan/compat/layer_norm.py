@@ -144,6 +144,64 @@ def rms_norm_fn(
     return layer_norm_fn(*before, residual_in_fp32, True, return_dropout_mask)
 
 
+def layer_norm_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: None = None,
+    weight1: None = None,
+    bias1: None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: None = None,
+    prenorm: bool = False,
+    dropout_mask: None = None,
+    dropout_mask1: None = None,
+    upcast: bool = False,
+    *,
+    is_rms_norm: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Calls :func:`layer_norm_fn`; with `prenorm` the sum has x's dtype, or with `upcast` at least
+    float32. Arithmetic is at least float32 in any case."""
+    for name, mask in (("dropout_mask", dropout_mask), ("dropout_mask1", dropout_mask1)):
+        if mask is not None:
+            refuse(name, "None", mask)
+    wide = at_least_single(x.dtype)
+    added = None if residual is None else residual.to(wide)
+    before = (x, weight, bias, added, x1, weight1, bias1, eps, dropout_p, rowscale, True)
+    out, total = layer_norm_fn(*before, is_rms_norm=is_rms_norm)
+    return (out, total.to(wide if upcast else x.dtype)) if prenorm else out
+
+
+def rms_norm_ref(*arguments: object, **options: object) -> Tensor | tuple[Tensor, Tensor]:
+    """Calls :func:`layer_norm_ref` with `is_rms_norm`."""
+    return layer_norm_ref(*arguments, **options, is_rms_norm=True)
+
+
+def layer_norm_linear_fn(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor | None,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-6,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Applies a linear layer, whose weights are cast to x's dtype, to the result of
+    :func:`layer_norm_fn`; with `prenorm`, also returns the sum."""
+    options = {"residual_in_fp32": residual_in_fp32, "is_rms_norm": is_rms_norm}
+    normed, total = layer_norm_fn(
+        x, norm_weight, norm_bias, residual, eps=eps, prenorm=True, **options
+    )
+    bias = None if linear_bias is None else linear_bias.to(x.dtype)
+    out = F.linear(normed, linear_weight.to(x.dtype), bias)
+    return (out, total) if prenorm else out
+
+
 class RMSNorm(nn.Module):
     """The RMS norm over the last dimension, after adding a residual: see :func:`layer_norm_fn`.
 

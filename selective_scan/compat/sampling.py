@@ -24,8 +24,8 @@ def sample(
 
     Args:
         logits: (batch, vocab_size).
-        top_k: keeps this number of likeliest tokens; 0 keeps all. 1 takes the likeliest token, and
-            the other arguments have no effect.
+        top_k: keeps this number of likeliest tokens; 0 and -1 keep all. 1 takes the likeliest
+            token, and the other arguments have no effect.
         top_p: keeps the fewest likeliest tokens whose total probability reaches this value; 0 and 1
             keep all.
         min_p: keeps the tokens with at least this fraction of the likeliest token's probability.
@@ -47,7 +47,7 @@ def sample(
         >>> sample(torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]]))
         tensor([1, 0])
     """
-    check_count("top_k", top_k, minimum=0)
+    check_count("top_k", top_k, minimum=-1)
     if top_k == 1:
         return logits.argmax(-1)
     for name, value in {"top_p": top_p, "min_p": min_p}.items():

@@ -146,7 +146,7 @@ class _OwnSteps(_OwnPart):
         return layer_in_one(
             MAMBA_INNER_OF_RANKS,
             (name_of(self.mesh),),
-            checked_sequence("hidden", hidden, self.d_model),
+            checked_sequence(self._input_name, hidden, self.d_model),
             weights_of(self, in_proj),
             self._layer_options(None),
             residual,

@@ -49,10 +49,11 @@ def parallelize(
         ValueError: the mesh has no such dimension, both are the same one, or neither is given; the
             mesh is of GPUs and its groups use gloo; the model is already parallel, or has rotating
             states or the trapezoid; d_inner is not a multiple of the ranks of `tensor_dim`;
-            channels are split and an adapter replaces a part, or another norm with weights replaces
-            norm_f; or sequences are split and the convolution is wider than 8. If sequences are
-            split and the convolution has a hook or is not a plain layer, calls of the model raise
-            the error; hooks registered for all modules do not see the convolution then.
+            channels are split and an adapter replaces a part, another norm with weights replaces
+            norm_f, or the convolution sums over channels; or sequences are split and the
+            convolution is wider than 8. If sequences are split and the convolution has a hook or is
+            not a plain layer, calls of the model raise the error; hooks registered for all modules
+            do not see the convolution then.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -92,6 +93,10 @@ def parallelize(
             refuse("model", f"one with d_inner a multiple of {channels.size()}", layer.d_inner)
         if channels is not None and (part := _layers.replaced_part(layer)) is not None:
             refuse("model", "one without adapters where channels are split", part)
+        # A module of another kind that replaces the convolution may have no groups.
+        groups = getattr(layer.conv1d, "groups", layer.d_inner)
+        if channels is not None and groups != layer.d_inner:
+            refuse("model", "one whose conv1d is depthwise where channels are split", f"{groups=}")
     kind, has_weights = type(model.norm_f), len([*model.norm_f.parameters()]) > 0
     if channels is not None and has_weights and kind is not nn.RMSNorm:
         wanted = "one whose norm_f is an nn.RMSNorm where channels are split"

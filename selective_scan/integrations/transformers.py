@@ -235,7 +235,7 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
         cache = cache_params if cache is None else cache
         has_cache = cache is not None
         if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return run_in_one(self, hidden_states, LayerOptions())
+            return run_in_one(self, "hidden_states", hidden_states, LayerOptions())
         if goes_on and has_cache and cache.has_previous_state(self.layer_idx):
             state = cache.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
