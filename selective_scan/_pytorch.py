@@ -84,10 +84,11 @@ def may_have_process_wide_hooks() -> bool:
     if not (_pre_hooks or _hooks or _backward_pre_hooks or _backward_hooks):
         return not _are_hooks_known
     tracker = _optional("utils.module_tracker.ModuleTracker")
+    # The lists are copies, since another thread may register or remove hooks meanwhile.
     return tracker is None or not all(
         isinstance(getattr(hook, "__self__", None), tracker)
         for hooks in _all_hooks
-        for hook in hooks.values()
+        for hook in list(hooks.values())
     )
 
 

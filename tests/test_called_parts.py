@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import prune
+from torch.utils.module_tracker import ModuleTracker
 
 from changed_parts import Adapter, NoBias, OwnBias, Unbiased, hooked, scaled
 from layers import by_steps, error
@@ -381,6 +382,27 @@ def test_what_hooks_for_all_modules_return_counts(kind, register_for_all, device
 
     register_for_all(modules.register_module_forward_hook, scale)
     check(layer, x)
+
+
+class RegistersAnother:
+    """A hook at whose inspection another thread registers a hook."""
+
+    def __call__(self, *_: object) -> None:
+        """Changes nothing."""
+
+    @property
+    def __self__(self) -> ModuleTracker:
+        modules.register_module_forward_hook(lambda *_: None).remove()
+        return ModuleTracker()
+
+
+def test_hooks_for_all_modules_may_come_and_go_meanwhile(register_for_all, device):
+    """A FlopCounterMode in another thread registers and removes hooks at any time."""
+    layer, x = make("S6", device), sequence(device)
+    expected = layer(x)
+    for _ in range(2):
+        register_for_all(modules.register_module_forward_hook, RegistersAnother())
+    assert torch.equal(layer(x), expected)
 
 
 def test_packed_sequences_with_hooks_for_all_modules(register_for_all, device):
