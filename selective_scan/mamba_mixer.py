@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH
-from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
+from ._discretization import LAYER_METHODS, METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
@@ -236,6 +236,22 @@ class MambaMixer(MarkedModule):
         if sizes.are_mamba3s:
             add_parts(self, where)
         self._reset_poles()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Does what nn.Module does, but refuses options that need other parameters than the layer
+        was constructed with, since they would have no effect."""
+        if name in ("discretization_method", "rotary") and "sizes" in vars(self):
+            self._refuse_other_parameters(name, value)
+        super().__setattr__(name, value)
+
+    def _refuse_other_parameters(self, name: str, value: object) -> None:
+        if name == "rotary":
+            kept, is_kept = repr(self.rotary), value is self.rotary
+        else:
+            choices = ("trapezoid",) if self.sizes.mix else METHODS
+            kept, is_kept = f"one of {', '.join(choices)}", value in choices
+        if not is_kept:
+            refuse(name, f"{kept} in this layer, because others need other parameters", value)
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again, including those of the submodules."""

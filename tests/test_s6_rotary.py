@@ -146,6 +146,26 @@ def test_caches_of_other_layers_are_refused():
 # --- initialization, parts ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
+def test_options_that_are_set_later_have_an_effect_or_are_refused(options):
+    model, x = model_of(**options), sequence()
+    layer = model.layers[1]
+    rotary, method = options.get("rotary", False), options.get("discretization_method", "zoh")
+    methods = [it for it in LAYER_METHODS if (it == "trapezoid") == (method == "trapezoid")]
+    for other in LAYER_METHODS:
+        if other in methods:
+            layer.discretization_method = other
+            torch.testing.assert_close(model(x), by_definition(model, x))
+            continue
+        wanted = f"method must be one of {', '.join(methods)} in this layer, .* got '{other}'"
+        with pytest.raises(ValueError, match=wanted):
+            layer.discretization_method = other
+    layer.rotary = rotary
+    wanted = f"rotary must be {rotary} in this layer, .* got {not rotary}"
+    with pytest.raises(ValueError, match=wanted):
+        layer.rotary = not rotary
+
+
 def test_parameters():
     def shapes(**options):
         state = S6(DIM, d_state=DSTATE, dt_rank=2, **options).layers[0].state_dict()
