@@ -265,7 +265,7 @@ def test_a_checkpoint_of_the_hub(tmp_path, monkeypatch):
 
 
 def test_fields_of_the_configuration():
-    """The fields, their order and their defaults are those of mamba_ssm 2.2, whose callers may leave
+    """The fields, their order and their defaults are those of mamba_ssm, whose callers may leave
     them out or give them by position."""
     from mamba_ssm.models.config_mamba import MambaConfig
 

@@ -149,8 +149,8 @@ def test_single_precision(ranks):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(ranks, dtype):
-    """Compared with fp64, ranks round little more than one device. They add up products that each
-    of them has rounded, which here was at most 1.2 times as far off, and 0.6 eps more."""
+    """Ranks add up products that each of them has rounded, so that their results are little farther
+    from those in fp64 than the results of one device are."""
     tensors, options = draw(2, 64, 4, torch.float32, True), {"bidirectional": True}
     doubles = {name: t.double() for name, t in tensors.items()}
     exact = run_alone(doubles, options, "cpu")

@@ -11,6 +11,7 @@ from torch import nn
 from layers import by_definition
 from selective_scan import S6, MambaMixer
 from selective_scan._discretization import LAYER_METHODS, METHODS
+from selective_scan.compat.mamba_simple import Mamba
 
 ROTARY, TRAPEZOID = {"rotary": True}, {"discretization_method": "trapezoid"}
 BOTH_WAYS = {"bidirectional": True}
@@ -345,24 +346,26 @@ def test_input_that_is_no_tensor_is_refused():
         S6(8)([[1.0]])
 
 
-IN_PROJ = "hidden must have dtype {}, as in_proj.weight has{}"
+IN_PROJ = "{} must have dtype {}, as in_proj.weight has{}"
 LEFT = ", for torch.autocast leaves float64 as it is"
 DTYPES = [
     ("int64", "float32", False, "{} must have dtype float32, float16, bfloat16 or float64"),
     ("complex64", "float32", True, "{} must have dtype float32, float16, bfloat16 or float64"),
-    ("bfloat16", "float32", False, IN_PROJ.format("float32", "")),
-    ("float32", "float16", False, IN_PROJ.format("float16", "")),
-    ("float64", "float32", True, IN_PROJ.format("float32", LEFT)),
-    ("bfloat16", "float64", True, IN_PROJ.format("float64", LEFT)),
+    ("bfloat16", "float32", False, IN_PROJ.format("{}", "float32", "")),
+    ("float32", "float16", False, IN_PROJ.format("{}", "float16", "")),
+    ("float64", "float32", True, IN_PROJ.format("{}", "float32", LEFT)),
+    ("bfloat16", "float64", True, IN_PROJ.format("{}", "float64", LEFT)),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(("given", "own", "autocast", "message"), DTYPES)
-@pytest.mark.parametrize("way", ["S6", "mixer", "trapezoid", "parts", "cache"])
+@pytest.mark.parametrize("way", ["S6", "mixer", "trapezoid", "parts", "cache", "compat"])
 def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, device):
     options = TRAPEZOID if way == "trapezoid" else {}
     kind, name = (S6, "x") if way in ("S6", "cache") else (MambaMixer, "hidden")
+    if way == "compat":
+        kind, name = Mamba, "hidden_states"
     module = kind(8, **options, device=device, dtype=getattr(torch, own)).requires_grad_(False)
     if way == "parts":
         module.x_proj.register_forward_hook(lambda *_: None)
