@@ -20,7 +20,6 @@ from problem import (
 from selective_scan import S6, MambaMixer
 from selective_scan._add_norm import add_rms_norm
 from selective_scan._plain_mixer import has_no_hooks
-from selective_scan.compat.layer_norm import RMSNorm, rms_norm_fn
 from selective_scan.compat.mixer_seq_simple import MixerModel
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -355,14 +354,3 @@ def test_published_models_use_it(device, monkeypatch):
     other.load_state_dict(copy.deepcopy(model.state_dict()))
     assert ops_of(model, tokens, monkeypatch) == ops_of(other, tokens, monkeypatch) == 3
     torch.testing.assert_close(model(tokens), other(tokens), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("in_fp32", [False, True])
-def test_function_without_a_residual(in_fp32, device):
-    x = torch.randn(3, 16, device=device, dtype=BF16)
-    weight = torch.randn(16, device=device)
-    normed, total = rms_norm_fn(x, weight, None, prenorm=True, residual_in_fp32=in_fp32)
-    assert (normed.dtype, total.dtype) == (BF16, F32 if in_fp32 else BF16)
-    assert torch.equal(total, x.to(total.dtype))
-    module = RMSNorm(16, device=device)
-    assert torch.equal(module(x), rms_norm_fn(x, module.weight, None, eps=module.eps))
