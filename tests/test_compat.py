@@ -378,6 +378,20 @@ def test_block_fused_and_not(compat_modules, has_mlp):
     assert conv_state.shape == (2, 24, 4)
 
 
+@pytest.mark.parametrize("in_fp32", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_block_passes_its_residual_on_in_float32_if_asked(compat_modules, fused, in_fp32):
+    from mamba_ssm.modules.block import Block
+    from mamba_ssm.ops.triton.layer_norm import RMSNorm
+
+    block = Block(12, make_mamba, partial(nn.Linear, out_features=12), RMSNorm, fused, in_fp32)
+    hidden, residual = torch.randn(2, 7, 12, dtype=torch.bfloat16), None
+    for _ in range(2):
+        hidden, residual = block.to(torch.bfloat16)(hidden, residual)
+        assert hidden.dtype == torch.bfloat16
+        assert residual.dtype == (torch.float32 if in_fp32 else torch.bfloat16)
+
+
 def test_block_of_version_1(compat_modules):
     from mamba_ssm.modules.mamba_simple import Block
 
