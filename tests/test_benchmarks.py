@@ -83,13 +83,20 @@ def timings(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns all times of a record. Asserts that the record has no failures and no result far from
     the one that it is compared with."""
     assert record.get("failures", []) == []
+    is_cuda = "--device cuda" in record["environment"]["command"]
+    differences = []
     for entry in entries(record):
+        # On a GPU the backward pass of a user's scan is the difference of two times, which other
+        # programs on the GPU may make negative.
+        if is_cuda and (entry.get("kind"), entry.get("which")) == ("scan", "backward"):
+            differences.append(entry.get("time"))
         is_half = any("float16" in str(value) for value in entry.values())
         for name, bound in (("error", 1e-4), ("difference", 1e-5)):
             assert 0 <= (entry.get(name) or 0) < (2e-2 if is_half else bound), entry
     found = [entry for entry in entries(record) if "q1" in entry]
     for time in found:
-        assert 0 < time["best"] <= time["q1"] <= time["median"] <= time["q3"]
+        assert time["best"] > 0 or time in differences
+        assert time["best"] <= time["q1"] <= time["median"] <= time["q3"]
         assert time["runs"] > 0
     return found
 

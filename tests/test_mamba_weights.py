@@ -54,12 +54,12 @@ class Elsewhere(nn.Module):
 @pytest.mark.parametrize("prefix", ["", "backbone."])
 @pytest.mark.parametrize("as_module", [False, True])
 def test_model_becomes_s6_and_back(prefix, as_module):
-    given = model_elsewhere()
+    given = model_elsewhere(depth=11)  # numbers of layers have one digit or two
     state = {prefix + name: weight for name, weight in given.items()}
     if prefix:
         state["lm_head.weight"] = state["backbone.embedding.weight"]
     model = S6.from_mamba(Elsewhere(state) if as_module else state)
-    assert (model.depth, model.d_model, model.layers[1].d_inner) == (2, DIM, 12)
+    assert (model.depth, model.d_model, model.layers[1].d_inner) == (11, DIM, 12)
     del given["embedding.weight"]
     back = model.to_mamba()
     assert set(back) == set(given)

@@ -268,25 +268,14 @@ def ops_of_tokens(model, tokens, **options):
     return ops.names, result
 
 
-def _hook_a_mixer(model):
-    return model.backbone.layers[1].mixer.register_forward_hook(lambda *_: None)
-
-
-def _hook_a_part(model):
-    return model.backbone.layers[0].mixer.out_proj.register_forward_hook(lambda *_: None)
-
-
-def _hook_a_norm(model):
-    return model.backbone.norm_f.register_forward_pre_hook(lambda *_: None)
-
-
 @pytest.mark.usefixtures("step_kernel")
 def test_a_token_is_one_operator(device):
     model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
     with integration.enable():
         assert ops_of_tokens(model, tokens)[0] == 2 * ["s6_step"]
-        for hook in (_hook_a_mixer, _hook_a_part, _hook_a_norm):
-            with hook(model):
+        first, second = (layer.mixer for layer in model.backbone.layers)
+        for part in (second, first.out_proj, model.backbone.norm_f):
+            with part.register_forward_pre_hook(lambda *_: None):
                 assert "s6_step" not in ops_of_tokens(model, tokens)[0]
         names, result = ops_of_tokens(model, tokens, output_hidden_states=True)
         assert "s6_step" not in names
@@ -360,23 +349,15 @@ def test_continuation_of_several_tokens(kind, is_fixed, device):
     assert errors(own, whole)["logits"] > 1e-3
 
 
+@pytest.mark.parametrize(("beams", "length"), [(1, 64), (3, 8)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_generation(kind, device):
+def test_generation(kind, beams, length, device):
     model, inputs = make(kind, device), draw(device, seqlen=12, padding=5)
-    options = {"max_new_tokens": 64, "do_sample": False}
+    options = {"max_new_tokens": length, "num_beams": beams, "do_sample": False}
     expected = model.generate(**inputs, **options)
     with integration.enable():
         assert torch.equal(model.generate(**inputs, **options), expected)
-    assert expected.shape[1] == 12 + 64
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_beam_search(kind, device):
-    model, inputs = make(kind, device), draw(device, seqlen=8, padding=3)
-    options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False}
-    expected = model.generate(**inputs, **options)
-    with integration.enable():
-        assert torch.equal(model.generate(**inputs, **options), expected)
+    assert expected.shape[1] == 12 + length
 
 
 def test_steps_outside_of_no_grad(device):

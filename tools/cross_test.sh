@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles the CPU sources for another platform (arm64, Windows) or with another compiler (Clang),
-# and runs the tests that need no PyTorch (tests/native_test.cpp), under an emulator if necessary,
+# and runs the tests that need no PyTorch (tests/native_*.cpp), under an emulator if necessary,
 # once with each instruction set.
 #
 #   cross_test.sh arm64|clang|windows FOLDER    compile and run
@@ -53,7 +53,7 @@ fi
 folder=$2
 mkdir -p "$folder"
 mapfile -t sources < <(find csrc/cpu -name '*.cpp' | sort)
-sources+=(tests/native_test.cpp)
+sources+=(tests/native_*.cpp)
 printf '%s\n' "${sources[@]}" | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c '
   echo "$1 {}"
   "$1" -std=c++20 -DNDEBUG -Wall -Wextra -Werror $3 -Icsrc -c {} -o "$2/$(echo {} | tr / _).o"

@@ -134,7 +134,8 @@ class Timed:
 
     def sample(self, **limits: object) -> dict[str, dict[str, list[float]]]:
         """Returns the milliseconds per call, by party and pass. The time of a scan's backward pass
-        in a graph is that of forward + backward minus that of the training forward, run by run."""
+        in a graph is that of forward + backward minus that of the training forward, run by run.
+        Other work on the GPU may make such a difference negative."""
         found: dict[str, dict[str, list[float]]] = {}
         for (name, which), values in sample(self._passes, self._device, **limits).items():
             found.setdefault(name, {})[which] = [value / self._calls for value in values]
