@@ -4,13 +4,16 @@ The unit is the states at the chunk boundaries: batch·dim·dstate·seqlen / 32 
 every step would be 32 times as many.
 """
 
+import ctypes
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+import programs
 from gpu_kernels import skip_without_path
 from problem import Case, detached, inputs_on, make, op_arguments
 from selective_scan import selective_scan_fn
@@ -148,3 +151,59 @@ def test_partial_sums_of_many_states(batch, dim, seqlen, dstate, tile_channels, 
     in_all = 2 * multiprocessors * partial_sum
     assert in_all < batch * dim // tile_channels * partial_sum
     assert peak <= bytes_of(gradients) + states_bytes(case) + in_all
+
+
+# Prints by how many bytes the heap grows per call of each operator. PyTorch converts the arguments
+# of a call for the library, and a conversion that frees too little shows in every round of calls.
+GROWTH = """
+import ctypes, gc, itertools, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import operator_calls
+
+CALLS, ROUNDS = 20, 4
+Figures = type("Figures", (ctypes.Structure,), {"_fields_": [
+    (name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks "
+    "uordblks fordblks keepcost".split()
+]})
+figures = ctypes.CDLL(None).mallinfo2
+figures.restype = Figures
+torch.set_num_threads(1)
+gc.freeze()  # makes collections fast
+
+def used():
+    gc.collect()
+    return figures().uordblks
+
+for name in (*operator_calls.DIFFERENTIABLE, *operator_calls.IN_PLACE):
+    function, arguments = operator_calls.make(name, "cpu")
+    can_differ = name in operator_calls.DIFFERENTIABLE
+    if can_differ:
+        arguments = [x.requires_grad_() if x.is_floating_point() else x for x in arguments]
+
+    def call():
+        out = function(*arguments)
+        if can_differ:
+            out = out[0] if isinstance(out, (tuple, list)) else out
+            torch.autograd.grad(out.abs().sum(), [x for x in arguments if x.requires_grad],
+                                allow_unused=True)
+
+    marks = []
+    for _ in range(1 + ROUNDS):
+        for _ in range(CALLS):
+            call()
+        marks.append(used())
+    print(f"{name}: {min(later - mark for mark, later in itertools.pairwise(marks)) / CALLS}")
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc"
+)
+def test_calls_keep_no_memory(tmp_path):
+    (script := tmp_path / "growth.py").write_text(GROWTH)
+    done = programs.run(script, Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    growth = dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
+    assert len(growth) > 20
+    assert {name: bytes for name, bytes in growth.items() if float(bytes) >= 8} == {}

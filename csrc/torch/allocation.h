@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
-#include <string>
 
 #include "op_namespace.h"
 #include "tensor_checks.h"
+#include "text.h"
 
 #if defined(__linux__)
 #include <dlfcn.h>
@@ -70,7 +70,7 @@ inline void check_memory(const Tensor& like, IntHeaderOnlyArrayRef sizes, Scalar
                             TORCH_ABI_VERSION) != TORCH_SUCCESS) {
     return;
   }
-  const auto message = to<std::string>(stack[0]);
+  const auto message = to<Text>(stack[0]);
   if (!message.empty()) throw std::runtime_error(message);
 }
 

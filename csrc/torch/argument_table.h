@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 
 #include "tensor_checks.h"
+#include "text.h"
 
 namespace selective_scan::op {
 

@@ -47,7 +47,7 @@ _OPTION_TYPES = {
     "bool": "bool",
     "int": "int64_t",
     "float": "double",
-    "str": "std::string",
+    "str": "Text",
     "dtype": "ScalarType",
 }
 _PASSED_BY_VALUE = ("bool", "int64_t", "double")

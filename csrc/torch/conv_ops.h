@@ -7,7 +7,6 @@
 
 #include <array>
 #include <optional>
-#include <string>
 #include <tuple>
 
 #include "../core/conv_params.h"
@@ -39,7 +38,7 @@ inline ArrayView taps_view(const Tensor& tensor) {
                            : channel_view(tensor);
 }
 
-inline bool parse_activation(const std::optional<std::string>& name) {
+inline bool parse_activation(const std::optional<Text>& name) {
   if (!name) return false;
   if (*name != "silu" && *name != "swish") {
     fail("activation must be None or one of silu, swish, got '", *name, "'");
@@ -187,8 +186,8 @@ template <class Backend, class... Lent>
 auto causal_conv1d_bwd(const OptionalTensor& dout, const OptionalTensor& dfinal_states,
                        const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                        const OptionalTensor& seq_idx, const OptionalTensor& cu_seqlens,
-                       const OptionalTensor& initial_states,
-                       const std::optional<std::string>& activation, const Lent&... lent) {
+                       const OptionalTensor& initial_states, const std::optional<Text>& activation,
+                       const Lent&... lent) {
   const ConvGradients made = conv_backward<Backend>(
       {x, weight, bias, seq_idx, cu_seqlens, initial_states, dfinal_states.has_value(), activation},
       dout, dfinal_states, OptionalTensor(lent...), false);
@@ -251,6 +250,6 @@ struct ConvOps {
   decltype(&conv_backward<void>) backward;
 };
 /// The activation of a layer's convolution.
-inline const std::optional<std::string> kSilu = "silu";
+inline const std::optional<Text> kSilu = "silu";
 
 }  // namespace selective_scan::op

@@ -88,7 +88,7 @@ const Tensor& sequence_of(const TensorList& sequences, Kind kind, size_t directi
 CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
                                 const Tensor& A, const TensorList& B, const TensorList& C,
                                 const OptionalTensor& D, const OptionalTensor& delta_bias,
-                                bool delta_softplus, const std::string& discretization_method,
+                                bool delta_softplus, const Text& discretization_method,
                                 bool save_states) {
   TensorList sequences, outs, all_states;
   for (size_t order = 0; order < 2; ++order) sequences.push_back(as_sequence(x, order));
@@ -111,7 +111,7 @@ CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const Tens
 CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
                                    const TensorList& sequences, const Tensor& A,
                                    const OptionalTensor& D, const OptionalTensor& delta_bias,
-                                   bool delta_softplus, const std::string& discretization_method,
+                                   bool delta_softplus, const Text& discretization_method,
                                    const TensorList& states) {
   CrossGradients gradients;
   auto& [dx, ddelta, dB, dC, dA, dD, ddelta_bias] = gradients;

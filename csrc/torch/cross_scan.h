@@ -2,7 +2,6 @@
 // its columns, and along both from the end. The caller sums the directions.
 #pragma once
 
-#include <string>
 #include <tuple>
 #include <vector>
 
@@ -17,7 +16,7 @@ using CrossScanned = std::tuple<TensorList, TensorList, TensorList>;
 CrossScanned cross_scan_forward(const ScanOps& scan, const Tensor& x, const TensorList& delta,
                                 const Tensor& A, const TensorList& B, const TensorList& C,
                                 const OptionalTensor& D, const OptionalTensor& delta_bias,
-                                bool delta_softplus, const std::string& discretization_method,
+                                bool delta_softplus, const Text& discretization_method,
                                 bool save_states);
 
 /// The gradients of each direction: of x, delta, B and C as maps, then of A, D and delta_bias. The
@@ -27,7 +26,7 @@ using CrossGradients =
 CrossGradients cross_scan_backward(const ScanOps& scan, const Tensor& dout,
                                    const TensorList& sequences, const Tensor& A,
                                    const OptionalTensor& D, const OptionalTensor& delta_bias,
-                                   bool delta_softplus, const std::string& discretization_method,
+                                   bool delta_softplus, const Text& discretization_method,
                                    const TensorList& states);
 
 /// Adapts one of the functions above to an op that uses the scans of one backend.

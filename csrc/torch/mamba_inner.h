@@ -58,7 +58,7 @@ struct LayerOps {
 ///
 /// With a group, xz holds one rank's steps of a sequence that runs through the steps of all ranks.
 struct LayerArguments : tables::MambaInnerArguments {
-  const std::string* group = nullptr;
+  const Text* group = nullptr;
 };
 
 /// The tensors that the backward pass wants; undefined if nothing is kept. `input`, `xz_rows` and
@@ -78,7 +78,7 @@ struct LayerKept {
   auto of_ops() {
     return std::tie(xz_rows, poles, x_dbl, y, u, steps, scan.states, second_scan.states);
   }
-  auto of_ops(const std::string& /*group*/) {
+  auto of_ops(const Text& /*group*/) {
     return std::tuple_cat(of_ops(), std::tie(before, counts, scan.entering, scan.factors,
                                              second_scan.entering, second_scan.factors));
   }
@@ -152,12 +152,12 @@ void implement_mamba_inner(auto& library) {
       TypeList<const Tensor&, const OptionalTensor&, const OptionalTensor&, const Tensor&,
                const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                const OptionalTensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-               const OptionalTensor&, bool, int64_t, const std::string&, bool, bool,
-               const OptionalTensor&, std::optional<ScalarType>>;
+               const OptionalTensor&, bool, int64_t, const Text&, bool, bool, const OptionalTensor&,
+               std::optional<ScalarType>>;
   using OfOps = decltype(LayerKept().of_ops());
-  using OfOpsOfRanks = decltype(LayerKept().of_ops(std::string()));
+  using OfOpsOfRanks = decltype(LayerKept().of_ops(Text()));
   LayerOpsOf<Arguments, OfOps>::template implement<kOps>(library, "mamba_inner");
-  LayerOpsOf<Arguments, OfOpsOfRanks, const std::string&>::template implement<kOps>(
+  LayerOpsOf<Arguments, OfOpsOfRanks, const Text&>::template implement<kOps>(
       library, "mamba_inner_of_ranks");
 }
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "op_namespace.h"
+#include "text.h"
 
 namespace selective_scan::op {
 namespace {
@@ -19,7 +20,7 @@ std::array<Tensor, kCount> exchange(const char* op, const Arguments&... argument
     std::array<StableIValue, 1> message;
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(SELECTIVE_SCAN_OP("_last_error"), "",
                                                  message.data(), TORCH_ABI_VERSION));
-    throw std::runtime_error(to<std::string>(message[0]));
+    throw std::runtime_error(to<Text>(message[0]));
   }
   std::array<Tensor, kCount> results;
   std::transform(stack.begin(), stack.begin() + kCount, results.begin(), to<Tensor>);

@@ -361,7 +361,7 @@ struct ScanOpsOf {
 using SelectiveScan =
     ScanOpsOf<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool,
-              const std::string&, const OptionalTensor&, bool>;
+              const Text&, const OptionalTensor&, bool>;
 
 /// Registers the schemas that no Operator provides, once for all backends. `entrance` is the number
 /// of a Python function; see ranks.h.
