@@ -240,6 +240,24 @@ def test_large_steps_exchange_rows(is_complex, base, device):
 
 @pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
+def test_gradients_of_very_large_steps(is_complex, base, device):
+    """A step almost reverses the state, so the state in its middle is a difference that cancels."""
+    case = base.with_(complex=is_complex, delta_softplus=False, delta_bias=False)
+    tensors = tensors_of(case)
+    steps = torch.rand(tensors["delta"].shape, generator=generator(("steps", case.data)))
+    tensors["delta"] = 5e3 + 1e4 * steps
+    exact = exact_results(case, tensors)
+    plain = plain_results(case, tensors)
+    for name, value in run(case, tensors, device).items():
+        if device == "cuda" and name in ("dA", "ddelta"):
+            continue  # the kernels there add two states
+        tol = tolerance(name, F32, False)
+        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
+        assert not reason, f"{name}: {reason}"
+
+
+@pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
+@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, base, device):
     case = base.with_(complex=is_complex)
     tensors = make(case).tensors

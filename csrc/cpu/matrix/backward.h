@@ -2,12 +2,11 @@
 // last to the first. With g[t] the gradient of h[t],
 //
 //   λ[t] = (I − Δ/2·H)^-H·g[t]       g[t-1] = conj(C[t-1])·dy[t-1] + (I + Δ/2·H)^H·λ[t]
-//   dH   = Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
-//   dΔ   = Re(λ[t]^H·slope[t])       d(B·u) = Δ·λ[t]
+//   dH   = Σ Δ·λ[t]·m[t]^H           d(B·G) = λ[t]
+//   dΔ   = Re((H^H·λ[t])^H·m[t])
 //
-// and, if the input has its own steps E,
-//
-//   dΔ   = Re((H^H·λ[t])^H·(h[t] + h[t-1])/2)       d(B·u) = E·λ[t]
+// with the state m[t] at the middle of the step, (h[t] + h[t-1])/2, which is solved for, because
+// the sum cancels if Δ·H is large. The gain G is Δ·u, or E·u if the input has its own steps E.
 //
 // The steps of a chunk are recomputed from the state saved before it, and kept. On the way back
 // each step is factored again, since the factors of all steps would not fit in any cache. Small
@@ -34,9 +33,8 @@ struct MatrixBackwardScratch {
   State* gradient;              // (state): g
   CompensatedState<State>* dB;  // (state), if constant
   CompensatedState<State>* dC;
-  State* states;  // (step, state), one step more: h, beginning with the state before the chunk
-  State* slopes;  // (step, state): the slopes or, with steps E, (h[t] + h[t-1])/2; dΔ is computed
-                  // from these
+  State* states;   // (step, state), one step more: h, beginning with the state before the chunk
+  State* middles;  // (step, state): m
   State* lambdas;
   State* turned;  // λ or h, taken out of the basis
   T* tile;        // of dB or dC, laid out like a ProjectionTile
@@ -49,7 +47,7 @@ struct MatrixBackwardScratch {
     dB = arena.take<CompensatedState<State>>(order);
     dC = arena.take<CompensatedState<State>>(order);
     states = arena.take<State>((kStateChunk + 1) * order);
-    for (State** rows : {&slopes, &lambdas, &turned})
+    for (State** rows : {&middles, &lambdas, &turned})
       *rows = arena.take<State>(kStateChunk * order);
     tile = arena.take<T>(ProjectionTile<State>::values(order, true));
   }
@@ -94,9 +92,10 @@ struct MatrixBackward {
       go_back(params, chunk, basis, scratch);
       add_to_dH(order, chunk.steps, scratch, dH_of_block);
       add_to_projections(params, block, lanes, chunk, basis, partials, scratch);
-      finish_backward_steps<State, R>(params, block, lanes, chunk, D,
-                                      inputs.counts_steps ? scratch.steps.input_delta : nullptr,
-                                      scratch.steps, dD, ddelta_bias);
+      const R* const gain_steps =
+          params.input_delta.present() ? scratch.steps.input_delta : scratch.steps.delta;
+      finish_backward_steps<State, R>(params, block, lanes, chunk, D, gain_steps, scratch.steps, dD,
+                                      ddelta_bias);
     });
 
     store_sums(params, block, lanes, basis, partials, scratch);
@@ -159,11 +158,7 @@ struct MatrixBackward {
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
       State* before = scratch.states + t * order;
-      State* slope = scratch.slopes + t * order;
-      inputs.step(basis, t, scratch.steps, before, slope, before + order);
-      if (inputs.counts_steps) {
-        for (int64_t n = 0; n < order; ++n) slope[n] = before[n] + constant<R>(0.5) * slope[n];
-      }
+      inputs.step(basis, t, scratch.steps, before, scratch.middles + t * order, before + order);
       if (params.z.present()) scratch.steps.y[t] = inputs.output(order, t, before + order);
     }
   }
@@ -180,19 +175,18 @@ struct MatrixBackward {
       for (int64_t n = 0; n < order; ++n) {
         scratch.gradient[n] = scratch.carry[n] + dy * conj(C[n]);
       }
-      const State* adjoint_slope =
+      const State* product =
           inputs.step_back(basis, delta, scratch.gradient, lambda, scratch.carry);
 
-      const State* by_slope = inputs.counts_steps ? adjoint_slope : lambda;
-      const State* slope = scratch.slopes + t * order;
+      const State* middle = scratch.middles + t * order;
       const State* B = inputs.B.at(t);
-      R through_delta = constant<R>(0), through_u = constant<R>(0);
+      R ddelta = constant<R>(0), dgain = constant<R>(0);
       for (int64_t n = 0; n < order; ++n) {
-        through_delta += real_of_product_conj(slope[n], by_slope[n]);
-        through_u += real_of_product_conj(B[n], lambda[n]);
+        ddelta += real_of_product_conj(middle[n], product[n]);
+        dgain += real_of_product_conj(B[n], lambda[n]);
       }
-      scratch.steps.ddelta[t] = through_delta;
-      scratch.steps.du[t] = inputs.counts_steps ? through_u : delta * through_u;
+      scratch.steps.ddelta[t] = ddelta;
+      scratch.steps.du[t] = dgain;
     }
   }
 
@@ -201,14 +195,12 @@ struct MatrixBackward {
     return constant<R>(kOutputScale<State>) * scratch.steps.dy[t];
   }
 
-  /// dH += Σ Δ/2·λ·(h + h before)^H, a tile of rows and columns at a time in registers. Overwrites
-  /// the slopes.
+  /// dH += Σ Δ·λ·m^H, a tile of rows and columns at a time in registers. Overwrites m.
   static void add_to_dH(int64_t order, int64_t steps, const Scratch& scratch, State* dH) {
-    State* const middles = scratch.slopes;
+    State* const middles = scratch.middles;
     for (int64_t t = 0; t < steps; ++t) {
-      const R half = constant<R>(0.5) * scratch.steps.delta[t];
       for (int64_t i = t * order; i < (t + 1) * order; ++i) {
-        middles[i] = half * conj(scratch.states[i] + scratch.states[i + order]);
+        middles[i] = scratch.steps.delta[t] * conj(middles[i]);
       }
     }
     constexpr int kTile = is_complex_v<State> ? 2 : 4;

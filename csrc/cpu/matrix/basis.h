@@ -199,19 +199,21 @@ struct MatrixInputs {
   ProjectionInBasis<State> B;
   ProjectionInBasis<State> C;
   HessenbergFactors<State> factors;
-  State* staging;   // (state)
-  State* start;     // (state)
-  State* residual;  // (state)
-  bool counts_steps;
+  State* staging;     // (state)
+  State* input;       // (state): of a step
+  State* product;     // (state): H or H^H times the middle of a step
+  State* residual;    // (state)
+  State* correction;  // (state)
 
   SELECTIVE_SCAN_HD MatrixInputs(Arena& arena, const ScanParams& params)
       : B(arena, params, params.variable_B),
         C(arena, params, params.variable_C),
         factors(arena, params.dstate),
         staging(arena.take<State>(params.dstate)),
-        start(arena.take<State>(params.dstate)),
+        input(arena.take<State>(params.dstate)),
+        product(arena.take<State>(params.dstate)),
         residual(arena.take<State>(params.dstate)),
-        counts_steps(params.input_delta.present()) {}
+        correction(arena.take<State>(params.dstate)) {}
 
   void load_constants(const ScanParams& params, const Lanes& lanes,
                       const Basis<State>& basis) const {
@@ -245,47 +247,32 @@ struct MatrixInputs {
     store_channel_states(view, block, channels_of(block), params.dstate, states);
   }
 
-  /// Takes a step from `before`: after = before + Δ·slope with the slope at the midpoint,
-  /// slope = H·(before + Δ/2·slope) + B·u. If the input has its own steps E, Δ may be 0, and the
-  /// slope is per step: after = before + slope, slope = H·(Δ·before + Δ/2·slope) + B·E·u.
+  /// Takes a step from `before`: after = before + Δ·H·middle + G·B with the gain G of the step.
   SELECTIVE_SCAN_HD void step(const Basis<State>& basis, int64_t t, const InputSteps<R>& steps,
-                              const State* before, State* slope, State* after) const {
+                              const State* before, State* middle, State* after) const {
     const int64_t order = basis.order;
     const State* projection = B.at(t);
-    const R delta = steps.delta[t];
-    const R input = counts_steps ? steps.gains[t] : steps.u[t];
-    const R rate = counts_steps ? delta : constant<R>(1);
-    const R span = counts_steps ? constant<R>(1) : delta;
-    for (int64_t n = 0; n < order; ++n) {
-      staging[n] = input * projection[n];
-      start[n] = rate * before[n];
-    }
-    find_slope(
-        basis, delta, start, slope, after,
-        [&](const State* x, State* result) {
-          multiply_hessenberg(order, basis.H, x, staging, result);
-        },
+    for (int64_t n = 0; n < order; ++n) input[n] = steps.gains[t] * projection[n];
+    take_step(
+        basis, steps.delta[t], before, middle, after,
+        [&](const State* x, State* result) { multiply_hessenberg(order, basis.H, x, result); },
         [&](State* x) { factors.solve(x); });
-    for (int64_t n = 0; n < order; ++n) after[n] = before[n] + span * slope[n];
   }
 
   /// Goes back through a step from the gradient g of the state after it. Computes
   /// lambda = (I − Δ/2·H)^-H·g and, in `before`, the gradient of the state before the step,
-  /// g + Δ·slope with slope = H^H·lambda. Returns the slope.
+  /// g + Δ·H^H·lambda. Returns H^H·lambda.
   SELECTIVE_SCAN_HD const State* step_back(const Basis<State>& basis, R delta, const State* g,
                                            State* lambda, State* before) const {
     const int64_t order = basis.order;
-    find_slope(
-        basis, delta, g, staging, lambda,
+    for (int64_t n = 0; n < order; ++n) input[n] = State{};
+    take_step(
+        basis, delta, g, lambda, before,
         [&](const State* x, State* result) {
           multiply_hessenberg_adjoint(order, basis.H, x, result);
         },
         [&](State* x) { factors.solve_adjoint(x); });
-    for (int64_t n = 0; n < order; ++n) {
-      lambda[n] = g[n] + constant<R>(0.5) * delta * staging[n];
-      before[n] = g[n] + delta * staging[n];
-    }
-    return staging;
+    return product;
   }
 
   /// Re(Σ C·h)
@@ -297,22 +284,31 @@ struct MatrixInputs {
   }
 
  private:
-  /// Solves slope = product(start + Δ/2·slope). The elimination makes the same error in every step
-  /// with the same Δ, so errors would add up; a correction by the residual removes them.
+  /// Solves (I − Δ/2·H)·middle = start + input/2, so that after = start + rise with
+  /// rise = Δ·H·middle + input. The elimination makes the same error in every step with the same Δ,
+  /// so errors would add up. The residual r = start − middle + rise/2 gives the correction c of
+  /// `middle`; that of the rise, Δ·H·c, is 2·(c − r).
   template <class Product, class Solve>
-  SELECTIVE_SCAN_HD void find_slope(const Basis<State>& basis, R delta, const State* start,
-                                    State* slope, State* middle, const Product& product,
-                                    const Solve& solve) const {
+  SELECTIVE_SCAN_HD void take_step(const Basis<State>& basis, R delta, const State* start,
+                                   State* middle, State* after, const Product& multiply,
+                                   const Solve& solve) const {
     const int64_t order = basis.order;
-    const R half = constant<R>(0.5) * delta;
-    factors.factor(basis.H, half);
-    product(start, slope);
-    solve(slope);
-    for (int64_t n = 0; n < order; ++n) middle[n] = start[n] + half * slope[n];
-    product(middle, residual);
-    for (int64_t n = 0; n < order; ++n) residual[n] = residual[n] - slope[n];
-    solve(residual);
-    for (int64_t n = 0; n < order; ++n) slope[n] = slope[n] + residual[n];
+    const R half = constant<R>(0.5);
+    factors.factor(basis.H, half * delta);
+    for (int64_t n = 0; n < order; ++n) middle[n] = start[n] + half * input[n];
+    solve(middle);
+    multiply(middle, product);
+    for (int64_t n = 0; n < order; ++n) {
+      const State rise = delta * product[n] + input[n];
+      after[n] = start[n] + rise;
+      residual[n] = start[n] - middle[n] + half * rise;
+      correction[n] = residual[n];
+    }
+    solve(correction);
+    for (int64_t n = 0; n < order; ++n) {
+      middle[n] = middle[n] + correction[n];
+      after[n] = after[n] + constant<R>(2) * (correction[n] - residual[n]);
+    }
   }
 
   static auto into_B(const Basis<State>& basis) {

@@ -19,12 +19,12 @@ struct MatrixForwardScratch {
   MatrixInputs<State> inputs;
   State* before;  // (state)
   State* after;
-  State* slope;
+  State* middle;
   ForwardSteps<R> steps;
 
   SELECTIVE_SCAN_HD MatrixForwardScratch(const ScanParams& params, void* base)
       : arena{static_cast<char*>(base)}, inputs(arena, params), steps(arena) {
-    for (State** states : {&before, &after, &slope}) *states = arena.take<State>(params.dstate);
+    for (State** states : {&before, &after, &middle}) *states = arena.take<State>(params.dstate);
   }
 };
 
@@ -55,7 +55,7 @@ struct MatrixForward {
       inputs.load_chunk(params, block, lanes, chunk, basis);
       load_inputs<State>(params, block, lanes, chunk, kStateChunk, delta_bias, steps);
       for (int64_t t = 0; t < chunk.steps; ++t) {
-        inputs.step(basis, t, steps, scratch.before, scratch.slope, scratch.after);
+        inputs.step(basis, t, steps, scratch.before, scratch.middle, scratch.after);
         scratch.steps.y[t] = inputs.output(params.dstate, t, scratch.after);
         std::swap(scratch.before, scratch.after);
       }

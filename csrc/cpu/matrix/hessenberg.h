@@ -101,15 +101,14 @@ SELECTIVE_SCAN_HD void add_products(const State* rows, int64_t pitch, const Stat
   }
 }
 
-/// result = H·x + addend, where H is zero left of its subdiagonal.
+/// result = H·x, where H is zero left of its subdiagonal.
 template <class State>
-void multiply_hessenberg(int64_t order, const State* H, const State* x, const State* addend,
-                         State* result) {
+void multiply_hessenberg(int64_t order, const State* H, const State* x, State* result) {
   const auto rows_from = [&]<int kRows>(int64_t i) {
     State sums[kRows];
     const int64_t common = i + kRows - 2 > 0 ? i + kRows - 2 : 0;
     for (int r = 0; r < kRows; ++r) {
-      sums[r] = addend[i + r];
+      sums[r] = State{};
       for (int64_t j = i + r > 0 ? i + r - 1 : 0; j < common; ++j) {
         sums[r] = multiply_add(H[(i + r) * order + j], x[j], sums[r]);
       }
