@@ -61,9 +61,8 @@ def scan_steps(
     seqlen: int,
     reverse: bool,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the last states, and a mask of the steps that belong to no sequence, None if every
-    step belongs to one.
+) -> Tensor:
+    """Returns the last states.
 
     Args:
         take_step: returns the state after step t from t and the state before it. The first
@@ -76,7 +75,7 @@ def scan_steps(
     if cu_seqlens is None:
         for t in steps:
             states = take_step(t, states)
-        return states, None
+        return states
     sequences = PackedSequences.of(cu_seqlens, seqlen, reverse)
     state, after = states.new_zeros(1, *states.shape[1:]), []
     for t in steps:
@@ -89,4 +88,4 @@ def scan_steps(
         last = torch.cat(after)[sequences.last.clamp(min=0)]
         are_empty = sequences.are_empty.reshape(-1, *[1] * (states.dim() - 1))
         states = torch.where(are_empty, states, last)
-    return states, sequences.are_none
+    return states

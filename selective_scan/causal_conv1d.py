@@ -214,6 +214,8 @@ def causal_conv1d_ref(
         sequence = torch.where(is_padding, sequences, sequence)
         first = torch.where(is_padding, step, bounds[sequence])
 
+    # The zero gradient of a NaN in padding would make the weight's gradient NaN.
+    inputs = torch.where(is_padding[:, None], 0, inputs)
     out = torch.zeros_like(inputs) if bias is None else bias.to(dtype)[:, None].expand(x.shape)
     for k in range(history + 1):
         seen = _values_at(inputs, states, _Steps(step - history + k, first, sequence))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._checks import COMPLEX, ELLIPSIS, REAL, SINGLE_OR_DOUBLE, Call, check_dims, fail
 from ._operator import Operator
-from ._packed import scan_steps
+from ._packed import outside, scan_steps, zeroed
 from ._result import Result
 from ._table import (
     CU_SEQLENS,
@@ -114,8 +114,9 @@ def diagonal_scan_ref(
     """
     call = DIAGONAL_SCAN.check((a, b, initial_state, reverse, cu_seqlens, backend))
     dtype, seqlen = call.state_dtype, b.shape[-1]
-    a_steps = a.to(dtype).broadcast_to(b.shape).unbind(-1)
-    b_steps = b.to(dtype).unbind(-1)
+    are_none = outside(cu_seqlens, seqlen)
+    a_steps = zeroed(are_none, a.to(dtype).broadcast_to(b.shape)).unbind(-1)
+    b_steps = zeroed(are_none, b.to(dtype)).unbind(-1)
     if initial_state is None:
         rows = b.shape[:-1] if cu_seqlens is None else (call.sizes["sequences"], *b.shape[1:-1])
         h = torch.zeros(rows, dtype=dtype, device=b.device)
@@ -127,14 +128,14 @@ def diagonal_scan_ref(
         h_steps.append(a_steps[t] * h + b_steps[t])
         return h_steps[-1]
 
-    _, are_none = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
+    scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
     if reverse:
         h_steps.reverse()
     result_dtype = b.dtype.to_complex() if dtype.is_complex else b.dtype
     if not h_steps:
         return b.to(result_dtype, copy=True)
     result = torch.stack(h_steps, dim=-1).to(result_dtype)
-    return result if are_none is None else torch.where(are_none, 0, result)
+    return zeroed(are_none, result)
 
 
 def diagonal_scan_fn(

@@ -111,7 +111,7 @@ def exponential_trapezoid_ref(
         y_steps.append(observed(C_steps[t], h))
         return torch.stack([h, now], 1)
 
-    state, _ = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
+    state = scan_steps(take_step, state, seqlen, reverse, cu_seqlens)
     out = output_of(y_steps, call, x, reverse, are_none)
     return (out, state) if return_last_state else out
 

@@ -90,7 +90,7 @@ def selective_scan_ref(
         y_steps.append(observed(C_steps[t], h))
         return h
 
-    h, _ = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
+    h = scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
     out = output_of(y_steps, call, x, reverse, are_none)
     return (out, h) if return_last_state else out
 

@@ -334,6 +334,26 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
             assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
 
 
+@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
+@pytest.mark.parametrize("by", ["cu_seqlens", "seq_idx"])
+def test_what_lies_outside_of_all_sequences_is_ignored(by, conv, device):
+    case = Case(batch=1, dtype=F64, cu_seqlens=(3, 20, 20, 60), states=by == "cu_seqlens")
+    problem = make(case, device)
+    tensors, options = problem.tensors, problem.options
+    if by == "seq_idx":
+        del options["cu_seqlens"]
+        step = torch.arange(case.seqlen, device=device)
+        index = torch.where((step < 3) | (step >= 60), -1, (step >= 20).int())
+        options["seq_idx"] = index[None].int()
+    results = []
+    for value in (0, torch.nan):
+        with torch.no_grad():
+            tensors["x"][..., :3] = value
+            tensors["x"][..., 60:] = value
+        results.append(run(conv, tensors, options, problem.cotangents))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, cuda_device):
     x, weight = (tensor.to(cuda_device) for tensor in (ones(1, 4, 6), ones(4, 3)))

@@ -43,7 +43,11 @@ def hook(layer: torch.nn.Module) -> None:
         hooked(part)
 
 
-CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook}
+def set_options(layer: torch.nn.Module) -> None:
+    layer.discretization_method, layer.bidirectional, layer.dt_soft_plus = "foh", True, False
+
+
+CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook, "options": set_options}
 
 
 def draw(batch: int, seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,18 +212,19 @@ def test_channels_with_hooks(ranks):
     check_channels(ranks, {"change": "hook", "bias": True}, 1)
 
 
-def run_channels_with_later_hooks(group, data, device: str) -> dict:
+def run_channels_changed_later(group, change: str, data, device: str) -> dict:
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("tensor",))
     model = distributed.parallelize(make_model({}).to(device), mesh, tensor_dim="tensor")
     for layer in model.layers:
-        hook(layer)
+        CHANGES[change](layer)
     return run_model(model, *(tensor.to(device) for tensor in data))
 
 
-def test_channels_with_later_hooks(ranks):
+@pytest.mark.parametrize("change", ["hook", "options"])
+def test_channels_changed_later(ranks, change):
     data = draw(2, 21)
-    parts = ranks(run_channels_with_later_hooks, data, ranks.device, ranks=2)
-    check(run_model(make_model({"change": "hook"}), *data), parts[:1])
+    parts = ranks(run_channels_changed_later, change, data, ranks.device, ranks=2)
+    check(run_model(make_model({"change": change}), *data), parts[:1])
 
 
 def test_channels_and_sequences_within_fsdp(ranks):

@@ -148,6 +148,24 @@ def test_what_is_not_finite_stays_in_its_sequence(device):
     assert h[..., 64:].isfinite().all()
 
 
+@pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_lies_outside_of_all_sequences_is_ignored(reverse, scan, device):
+    case = Case(bounds=(3, 64, 64, 120), reverse=reverse, a=F64, b=F64)
+    tensors = {name: tensor.detach() for name, tensor in make(case, device).items()}
+    bounds = torch.tensor(case.bounds, device=device)
+    results = []
+    for value in (0, torch.nan):
+        for name in ("a", "b"):
+            tensors[name][..., : case.bounds[0]] = value
+            tensors[name][..., case.bounds[-1] :] = value
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors.values()]
+        given = dict(zip(tensors, inputs, strict=True))
+        h = scan(**given, reverse=reverse, cu_seqlens=bounds)
+        results.append([h, *torch.autograd.grad(h.square().sum(), inputs)])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("bounds", [(0, 50, 40, 130), (-9, 60), (0, 900), (90, -9, 90, 2**40)])
 def test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, cuda_device):

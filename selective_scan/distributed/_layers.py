@@ -168,6 +168,12 @@ class _OwnChannels(S6Layer):
 
     own: list[S6Layer]
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Does what the layer does. Options also reach `own`, which computes with its own ones."""
+        super().__setattr__(name, value)
+        if name in ("bidirectional", "discretization_method", "dt_soft_plus"):
+            setattr(self.own[0], name, value)
+
     def forward(self, hidden: Tensor, **options: object) -> Tensor:
         parts = {
             name: _own_rows(parameter) if name.startswith("in_proj.") else parameter.to_local()
