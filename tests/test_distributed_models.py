@@ -44,7 +44,7 @@ def hook(layer: torch.nn.Module) -> None:
 
 
 def set_options(layer: torch.nn.Module) -> None:
-    layer.discretization_method, layer.bidirectional, layer.dt_soft_plus = "foh", True, False
+    layer.discretization_method, layer.bidirectional = "foh", True
 
 
 CHANGES = {"none": lambda layer: None, "replace": replace, "hook": hook, "options": set_options}
