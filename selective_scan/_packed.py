@@ -52,7 +52,12 @@ def outside(cu_seqlens: Tensor | None, seqlen: int) -> Tensor | None:
 def zeroed(are_none: Tensor | None, steps: Tensor) -> Tensor:
     """Returns steps, (..., seqlen), with 0 in those that belong to no sequence, because the zero
     gradient of a step that contains NaN would become NaN in the gradients of its factors."""
-    return steps if are_none is None else torch.where(are_none, 0, steps)
+    if are_none is None:
+        return steps
+    if steps.is_complex():  # AOTInductor cannot compile the complex number 0
+        parts = (zeroed(are_none, part) for part in (steps.real, steps.imag))
+        return torch.complex(*parts)
+    return torch.where(are_none, 0, steps)
 
 
 def scan_steps(

@@ -83,7 +83,7 @@ def timings(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns all times of a record. Asserts that the record has no failures and no result far from
     the one that it is compared with."""
     assert record.get("failures", []) == []
-    is_cuda = "--device cuda" in record["environment"]["command"]
+    is_cuda = "--device cuda" in record.get("environment", {}).get("command", "")
     differences = []
     for entry in entries(record):
         # On a GPU the backward pass of a user's scan is the difference of two times, which other

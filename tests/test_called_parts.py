@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 from torch.utils.module_tracker import ModuleTracker
 
 from changed_parts import Adapter, NoBias, OwnBias, Unbiased, hooked, scaled
-from layers import by_steps, error
+from layers import by_steps, error, loss_of
 from selective_scan import S6, MambaMixer, selective_scan_ref
 from selective_scan.compat.mamba_simple import Mamba
 from test_mamba_mixer import gradients_of
@@ -472,7 +472,7 @@ def test_weights_of_another_kind_are_left_to_their_modules(kind, parts, device):
     layer, x = make(kind, device), sequence(device)
     plain = quantize(layer, parts)
     check(layer, x, exact(plain, x))
-    layer(x).square().mean().backward()
+    loss_of(layer(x)).backward()
     wanted = gradients_of(plain, x)
     for name, parameter in layer.named_parameters():
         if parameter.requires_grad:

@@ -402,7 +402,7 @@ def tokens(batch: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
+        ({"top_k": -2}, "top_k must be an integer of at least -1, got -2"),
         ({"top_k": 0, "top_p": 1.5}, r"top_p must be from 0 to 1, got 1\.5"),
         ({"top_k": 0, "min_p": -0.5}, r"min_p must be from 0 to 1, got -0\.5"),
         ({"top_k": 0, "temperature": 0.0}, "temperature must be a positive finite number"),
