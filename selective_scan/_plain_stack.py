@@ -167,7 +167,7 @@ def step_in_one(
         if is_again:
             called = [layer._modules[name] for layer in layers for name in _PARTS]
             called += [] if head is None else [head]
-            read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, _OPTIONS)
+            read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, LAYER_OPTIONS)
             convolutions = [layer._modules["conv1d"] for layer in layers]
             read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
             if stack is not None:
@@ -273,7 +273,7 @@ def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden:
 # The parts of a layer that are inspected, and its options with the defaults for layers that lack
 # them.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
-_OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
+LAYER_OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
 # The types that the parts of a layer must have for the operator to serve it.
 _PLAIN_PARTS = [
     [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
@@ -316,7 +316,7 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
         *out_proj,
         cache.conv_state,
         cache.state,
-        *(getattr(layer, name, default) for name, default in _OPTIONS.items()),
+        *(getattr(layer, name, default) for name, default in LAYER_OPTIONS.items()),
     )
 
 

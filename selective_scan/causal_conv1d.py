@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
+from ._packed import zeroed
 from ._result import Result
 from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_of
 from ._table import CU_SEQLENS, BackendName, Option, Table, TensorArgument
@@ -214,15 +215,14 @@ def causal_conv1d_ref(
         sequence = torch.where(is_padding, sequences, sequence)
         first = torch.where(is_padding, step, bounds[sequence])
 
-    # The zero gradient of a NaN in padding would make the weight's gradient NaN.
-    inputs = torch.where(is_padding[:, None], 0, inputs)
+    inputs = zeroed(is_padding[:, None], inputs)
     out = torch.zeros_like(inputs) if bias is None else bias.to(dtype)[:, None].expand(x.shape)
     for k in range(history + 1):
         seen = _values_at(inputs, states, _Steps(step - history + k, first, sequence))
         out = out + taps[:, k, None] * seen
     if activation is not None:
         out = torch.nn.functional.silu(out)
-    out = torch.where(is_padding[:, None], 0, out).to(x.dtype)
+    out = zeroed(is_padding[:, None], out).to(x.dtype)
     if not return_final_states:
         return out
 

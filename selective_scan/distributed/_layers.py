@@ -22,6 +22,7 @@ from .._layer_input import checked_sequence
 from .._mamba_weights import LAYER_NAMES
 from .._module_arguments import refuse
 from .._plain_mixer import has_plain_weights, weights_of
+from .._plain_stack import LAYER_OPTIONS
 from ..cache import MixerCache
 from ..mamba_inner import layer_in_one
 from ..s6 import S6Layer
@@ -171,7 +172,7 @@ class _OwnChannels(S6Layer):
     def __setattr__(self, name: str, value: object) -> None:
         """Does what the layer does. Options also reach `own`, which computes with its own ones."""
         super().__setattr__(name, value)
-        if name in ("bidirectional", "discretization_method", "dt_soft_plus"):
+        if name in LAYER_OPTIONS:
             setattr(self.own[0], name, value)
 
     def forward(self, hidden: Tensor, **options: object) -> Tensor:
