@@ -2,9 +2,9 @@
 // formulas.
 //
 // As in the forward pass, a block has one channel of one batch entry, and its warps are a pipeline.
-// From the state saved before a chunk, the block repeats the chunk's steps and keeps the states. On
-// the way back it factors each step again and keeps λ. When all of these are complete, all warps
-// add the chunk's terms to the gradients. If several blocks contribute to one gradient, each stores
+// From the state saved before a chunk, the block repeats the chunk's steps and keeps the states
+// after and in the middle of each. On the way back it factors each step again and keeps λ and
+// H^H·λ. When all of these are complete, all warps add the chunk's terms to the gradients. If several blocks contribute to one gradient, each stores
 // its part separately, and basis.cu sums the parts.
 #include "../launch.h"
 #include "basis.h"
@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kThreads)
   row.copy_H(warp, shared.H);
   T* const kept = static_cast<T*>(workspace.kept) + kKept * index * (kChunk + 1) * order;
   const auto states = [&](int t) { return kept + kKept * t * order; };  // before step t
-  const auto lambdas = [&](int t) { return states(t) + order; };
-  const auto products = [&](int t) { return states(t) + 2 * order; };
+  const auto middles = [&](int t) { return states(t) + order; };
+  const auto lambdas = [&](int t) { return states(t) + 2 * order; };
+  const auto products = [&](int t) { return states(t) + 3 * order; };
   T* const dH = static_cast<T*>(workspace.dH) + index * order * order;
   const BackwardWorkspace& parts = workspace.sums;
   const int padded = workspace.padded_states;
@@ -81,8 +82,10 @@ __global__ void __launch_bounds__(kThreads)
         const int now = t - 1;
         const Vector B = row.load_values(row.at_position(shared.B, now, kRing));
         const Vector input = moved(Vector{}, shuffle(gain, now), B);
-        h = system.step(delta_at(now), h, input, shared.factors_at(now)).after;
+        const auto step = system.step(delta_at(now), h, input, shared.factors_at(now));
+        h = step.after;
         row.store_values(states(t), h);
+        row.store_values(middles(now), step.middle);
       } else if (warp == 1 && t < steps) {
         system.factor(R(0.5) * delta_at(t), shared.factors_at(t));
       } else if (warp == 2 && t % kGroup == 0 && t < steps) {
@@ -126,10 +129,10 @@ __global__ void __launch_bounds__(kThreads)
         const int t = start + s;
         if (t >= steps) break;
         const Vector lambda = row.load_values(lambdas(t)), after = row.load_values(states(t + 1));
-        const Vector both = moved(after, R(1), row.load_values(states(t)));
         const R gain_now = shuffle(gain, t);
         const R through_gain = real_inner_product(lambda, B.v[s]);
-        const R through_H = R(0.5) * real_inner_product(row.load_values(products(t)), both);
+        const R through_H =
+            real_inner_product(row.load_values(products(t)), row.load_values(middles(t)));
         const R y = params.z.present() ? real_product(C.v[s], after) : R(0);
         if (lane_index() == 0) {
           sums.y[t] = y;
@@ -157,15 +160,14 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
 
-    // --- the chunk's terms of dH: Σ Δ/2·λ[t]·(h[t] + h[t-1])^H
+    // --- the chunk's terms of dH: Σ Δ·λ[t]·m[t]^H with the middle m[t]
     for (int start = 0; start < steps; start += kUpdate) {
-      Vector middles[kUpdate];
+      Vector scaled[kUpdate];
 #pragma unroll
       for (int s = 0; s < kUpdate; ++s) {
         const int t = start + s < steps ? start + s : steps - 1;
-        const R half = start + s < steps ? R(0.5) * delta_at(t) : R(0);
-        middles[s] = moved(row.load_values(states(t)), R(1), row.load_values(states(t + 1)));
-        middles[s] = moved(Vector{}, half, conjugate(middles[s]));
+        const R delta_now = start + s < steps ? delta_at(t) : R(0);
+        scaled[s] = moved(Vector{}, delta_now, conjugate(row.load_values(middles(t))));
       }
       for (int r = warp; r < order; r += kWarps) {
         T factors[kUpdate];
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
           T sum = dH[r * order + n];
 #pragma unroll
           for (int s = 0; s < kUpdate; ++s) {
-            sum = multiply_add(factors[s], middles[s].v[i], sum);
+            sum = multiply_add(factors[s], scaled[s].v[i], sum);
           }
           dH[r * order + n] = sum;
         });

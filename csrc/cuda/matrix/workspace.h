@@ -9,12 +9,12 @@
 namespace selective_scan::cuda::matrix {
 
 /// The number of vectors that the backward pass keeps for each step of a chunk.
-constexpr int64_t kKept = 3;
+constexpr int64_t kKept = 4;
 
 /// Arrays of a pass, all of the compute type; null if not needed.
 struct Workspace {
   void* bases = nullptr;   // (channel, H | Q | transposed Q, row, column)
-  void* kept = nullptr;    // of a chunk: (batch, channel, steps + 1, h | λ | H^H·λ, state)
+  void* kept = nullptr;    // of a chunk: (batch, channel, steps + 1, h | m | λ | H^H·λ, state)
   void* dH = nullptr;      // (batch, channel, row, column)
   int padded_states = 0;   // row length of the sums
   BackwardWorkspace sums;  // with a channel as tile, and without dA
