@@ -60,6 +60,13 @@ def long_sequences():
     yield from BASE.each(dtype=FLOATS, seqlen=(524, 776), reverse=(True,))
     yield from BASE.each(dtype=FLOATS, seqlen=(1044,))  # vectors of 4 steps
     yield from BASE.each(dtype=FLOATS, seqlen=(520,), layout=("channel_last",))
+    yield from projections(BASE.with_(seqlen=520))
+
+
+def projections(base):
+    """Yields B and C that are no vectors along steps, beside rows that are."""
+    of = base.with_(layout_of=("B", "C"))
+    yield from of.each(dtype=FLOATS, layout=("channel_last", "offset"), reverse=(False, True))
 
 
 # So few channels that on CUDA four warps share each of them, if there are enough steps. One tile is
@@ -72,6 +79,7 @@ def few_channels():
     yield from FEW.each(dtype=FLOATS, seqlen=(520, 1024, 1032, 2312))
     yield from FEW.each(dtype=FLOATS, seqlen=(1304,), reverse=(True,))
     yield from one_axis(FEW.with_(dtype=F16, seqlen=1288))
+    yield from projections(FEW.with_(seqlen=1304))
 
 
 def large_tiles():

@@ -8,13 +8,13 @@
 // Shuffles add dB and dC over the warp's channels, and the first threads add them over the block's
 // warps, in a fixed order. add_gradients() adds the tiles.
 //
-// Shared memory: the addresses of arrays; per warp, a window's B and C, a tile for rows that
-// vectors cannot read, and the values that every lane keeps between windows; per block, two buffers
-// of the warps' sums of dB and dC, so that one barrier per window suffices, and two of the maps of
-// windows that warps share; then per warp whole rows, if they are dense, or two windows of them,
-// one of which is being copied, if they are vectors. In these rows, gradients take the places of u,
-// delta and z. Bound by instructions, about 100 per (channel, step), and nearly as much by memory,
-// or by latency if windows have one channel.
+// Shared memory: the addresses of arrays; per warp, B and C of a window of several channels, a tile
+// for rows that vectors cannot read, and the values that every lane keeps between windows; per
+// block, two buffers of the warps' sums of dB and dC, so that one barrier per window suffices, and
+// two of the maps of windows that warps share; then per warp whole rows, if they are dense, or two
+// windows of them, one of which is being copied, if they are vectors. In these rows, gradients take
+// the places of u, delta and z. Bound by instructions, about 100 per (channel, step), and nearly as
+// much by memory, or by latency if windows have one channel.
 #pragma once
 
 #include "../kit/shuffle.cuh"
@@ -93,8 +93,8 @@ class BackwardTile {
         lane_offset_(Access::lane_offset(lane_strides(), lane_)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + channel()),
-        B_(args.params.B, tile, last_number() * kSteps + lane_, -Shape::kRoundSteps),
-        C_(args.params.C, tile, last_number() * kSteps + lane_, -Shape::kRoundSteps) {}
+        B_(args.params.B, tile, last_number() * kSteps, -Shape::kRoundSteps),
+        C_(args.params.C, tile, last_number() * kSteps, -Shape::kRoundSteps) {}
 
   __device__ void run() {
     const bool has_dense_rows = kIsDense<Storage> && first_channel() < tile_.channels;
@@ -106,11 +106,8 @@ class BackwardTile {
     }
     // The slowest loads are started first.
     if constexpr (kHasStages) stage(last_number(), staged_at_);
-    struct Projected {
-      ProjectedBits<Shape> B, C;
-    };
     const auto fetch_projections = [&](int number) {
-      const int left = number >= 0 ? seqlen_ - number * kSteps - lane_ : 0;
+      const int left = number >= 0 ? seqlen_ - number * kSteps : 0;
       return Projected{B_.fetch(left), C_.fetch(left)};
     };
     Projected projections = fetch_projections(last_number());
@@ -123,14 +120,15 @@ class BackwardTile {
       const int next_number = number - kWarps;
       __syncwarp();
       if constexpr (kHasStages) stage(next_number, other_stage());
-      B_.put(projections.B, lane_, memory_.own.B);
-      C_.put(projections.C, lane_, memory_.own.C);
+      const Projected own = projections;
+      B_.put(own.B, memory_.own.B);
+      C_.put(own.C, memory_.own.C);
       if constexpr (kHasStages) __pipeline_wait_prior(1);
       __syncwarp();
       const float next_start = fetch_start(next_number);
       projections = fetch_projections(next_number);
       Items dB, dC;
-      scan(number, start, memory_.maps + buffer * args_.warps, dB, dC);
+      scan(number, start, own, memory_.maps + buffer * args_.warps, dB, dC);
       if constexpr (kHasStages) store_staged(number);
       start = next_start;
       sum_over_channels(dB, dC, lane_, memory_.sums[buffer * args_.warps + warp_]);
@@ -148,6 +146,10 @@ class BackwardTile {
   }
 
  private:
+  struct Projected {
+    typename Projection<Storage, Shape>::Bits B, C;
+  };
+
   static __device__ int rank() { return round_rank<Shape>(); }
   /// Returns the number of the warp's window in the last round, which may lie past the end of the
   /// sequence. Windows are numbered along time.
@@ -255,8 +257,8 @@ class BackwardTile {
   }
 
   /// Computes the warp's part of dB and dC, and stores the window's other gradients.
-  __device__ void scan(int number, float start_of_window, StepMap* maps, Items& dB,
-                       Items& dC) const {
+  __device__ void scan(int number, float start_of_window, const Projected& projections,
+                       StepMap* maps, Items& dB, Items& dC) const {
     const Window window = this->window(number);
     LaneSums sums = memory_.record.sums[lane_];
     const LaneChannel own = memory_.record.channels[lane_];
@@ -290,8 +292,11 @@ class BackwardTile {
     }
 
     Items B, C;
-    read_shared(memory_.own.B + window.first_step(), B);
-    read_shared(memory_.own.C + window.first_step(), C);
+    const auto read_projections = [&](int first_step) {
+      B_.read(projections.B, memory_.own.B, first_step, B);
+      C_.read(projections.C, memory_.own.C, first_step, C);
+    };
+    read_projections(window.first_step());
     Coefficients<float> value[kItems];
     StepMap map = StepMap::identity();
 #pragma unroll
@@ -335,9 +340,7 @@ class BackwardTile {
     float later = carry_through_lanes<Shape, true>(back, sums.state_gradient, maps).entered;
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
     // Read again, since in registers these would crowd out the values kept for the steps.
-    const int first_step = opaque(window.first_step());
-    read_shared(memory_.own.B + first_step, B);
-    read_shared(memory_.own.C + first_step, C);
+    read_projections(opaque(window.first_step()));
     if constexpr (kIsInShared) load(Row::kU, u);
 #pragma unroll
     for (int i = kItems - 1; i >= 0; --i) {

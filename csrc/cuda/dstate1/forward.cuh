@@ -6,9 +6,10 @@
 // steps. Either warps share nothing, or four of them share a channel and take its windows in turns:
 // then shared memory carries the state through one window of each, with a single barrier.
 //
-// Shared memory of a warp: a window's B and C in fp32, two maps of windows if these are shared, and
-// a tile for rows that vectors cannot read; then u, delta and z, with out in place of u. If rows
-// are dense, these are whole rows; if they are vectors, two windows, one of which is being copied.
+// Shared memory of a warp: B and C in fp32 of a window of several channels, two maps of windows if
+// these are shared, and a tile for rows that vectors cannot read; then u, delta and z, with out in
+// place of u. If rows are dense, these are whole rows; if they are vectors, two windows, one of
+// which is being copied.
 // Bound by memory, with about 55 instructions per (channel, step), or by latency if windows have
 // one channel.
 #pragma once
@@ -75,10 +76,10 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   } else if constexpr (kHasStages) {
     stage(own_step, staged_at);
   }
-  Projection<Storage, Shape> B(params.B, tile, own_step + lane, Shape::kRoundSteps);
-  Projection<Storage, Shape> C(params.C, tile, own_step + lane, Shape::kRoundSteps);
-  auto next_B = B.fetch(seqlen - own_step - lane);
-  auto next_C = C.fetch(seqlen - own_step - lane);
+  Projection<Storage, Shape> B(params.B, tile, own_step, Shape::kRoundSteps);
+  Projection<Storage, Shape> C(params.C, tile, own_step, Shape::kRoundSteps);
+  auto next_B = B.fetch(seqlen - own_step);
+  auto next_C = C.fetch(seqlen - own_step);
   const int lane_offset = Access::lane_offset(lane_strides(), lane);
 
   constexpr int kChannelLanes = Shape::kChannelLanes;
@@ -109,10 +110,11 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     const auto window = window_at(first_step);
     __syncwarp();
     if constexpr (kHasStages) stage(next_step, other_stage());
-    B.put(next_B, lane, shared.B);
-    C.put(next_C, lane, shared.C);
-    next_B = B.fetch(seqlen - next_step - lane);
-    next_C = C.fetch(seqlen - next_step - lane);
+    const auto own_B = next_B, own_C = next_C;
+    B.put(own_B, shared.B);
+    C.put(own_C, shared.C);
+    next_B = B.fetch(seqlen - next_step);
+    next_C = C.fetch(seqlen - next_step);
     if constexpr (kHasStages) __pipeline_wait_prior(1);
     __syncwarp();
     const int scanned_at = staged_at;
@@ -149,7 +151,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     }
 
     Items abar, held;
-    read_shared(shared.B + window.first_step(), held);
+    B.read(own_B, shared.B, window.first_step(), held);
     StepMap map = StepMap::identity();
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -177,7 +179,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
     float h = carried.entered;
 
     Items C_items;
-    read_shared(shared.C + window.first_step(), C_items);
+    C.read(own_C, shared.C, window.first_step(), C_items);
     Items y;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {

@@ -21,6 +21,8 @@ struct WindowShape {
   static constexpr int kSteps = kLanes * kItems;
   static constexpr int kRoundSteps = kWarps * kSteps;
   static constexpr int kChunks = kSteps / kChunk;
+  /// The steps of B and C in shared memory. In a window of one channel, lanes load their own steps.
+  static constexpr int kSharedSteps = kChannels > 1 ? kSteps : 4;
 
   /// The distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes,
   /// and accesses in windows of several channels have no bank conflicts.
@@ -87,8 +89,8 @@ constexpr int kMaps = Shape::kWarps > 1 ? 2 : 0;
 template <class Shape>
 struct WarpShared {
   float tile[Shape::kTileSize];
-  float B[Shape::kSteps];
-  float C[Shape::kSteps];
+  float B[Shape::kSharedSteps];
+  float C[Shape::kSharedSteps];
 };
 
 /// The (batch, channel, step) arrays that a pass reads, in the order of their rows in shared

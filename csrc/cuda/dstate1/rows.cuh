@@ -213,7 +213,7 @@ class StagedWindow {
       : strides_(strides), is_backward_(strides.step < 0) {}
 
   __device__ Pieces pieces(const Window<Shape>& window) const {
-    const int lane = opaque(window.lane);
+    const int lane = window.lane;
     const int lowest = is_backward_ ? (1 - Shape::kSteps) * kSize : 0;
     Pieces result;
 #pragma unroll

@@ -117,73 +117,98 @@ struct ChannelTile {
   }
 };
 
-// B or C of a group. A lane fetches every 32nd step of a window, and shared memory hands them to
-// all channels of the warp.
-//   fetch()    loads the bits of the lane's steps in the window after the one fetched last (before
-//              it, if time goes backward); `left` steps exist from the lane's first one on
-//   put()      stores them to shared memory, where read_shared() finds those of a lane's steps
+/// The steps of B or C that a lane fetches in a window. If the window has one channel, these are
+/// the steps that the lane holds.
 template <class Shape>
-constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;  // per lane
-template <class Shape>
-using ProjectedBits = Pack<uint32_t, kProjectedSteps<Shape>>;
+constexpr int kProjectedSteps = Shape::kSteps / kWarpSize;
+
+// The lane's steps of B or C of a group in memory.
+//   fetch()    loads those of the window after the one fetched last (before it, if time goes
+//              backward); `left` steps exist from the window's first one on
+//   convert()  turns them into floats
 
 /// B or C of a type that is known at compile time.
 template <class Element, class Shape>
 class KnownProjection {
- public:
-  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
-      : source_(reinterpret_cast<const Element*>(tile.origin(view)) + step * view.step),
-        window_stride_(steps * view.step),
-        stride_(kWarpSize * view.step) {}
+  static constexpr int kCount = kProjectedSteps<Shape>;
+  static constexpr int kWords = ceil_div(kCount * sizeof(Element), sizeof(uint32_t));
+  static constexpr int kVectorSteps = sizeof(uint2) / sizeof(Element);
 
-  __device__ ProjectedBits<Shape> fetch(int left) {
-    ProjectedBits<Shape> bits{};
+ public:
+  using Bits = Pack<uint32_t, kWords>;
+
+  /// `step` is the first step of the window that is fetched first, and `steps` the distance from
+  /// there to the next one.
+  __device__ KnownProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
+      : first_(static_cast<int>(threadIdx.x) % kWarpSize * kCount),
+        source_(reinterpret_cast<const Element*>(tile.origin(view)) + (step + first_) * view.step),
+        window_stride_(steps * view.step),
+        stride_(view.step),
+        has_vectors_(kCount > 1 && stride_ == 1 &&
+                     reinterpret_cast<uintptr_t>(source_) % sizeof(uint2) == 0) {}
+
+  __device__ Bits fetch(int left) {
+    left -= first_;
+    Bits bits{};
+    // A vector exists as a whole or not at all, which holds for all lanes alike.
+    if (has_vectors_ && left % kVectorSteps == 0) {
 #pragma unroll
-    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
-      if (i * kWarpSize >= left) continue;
-      const Element* const source = source_ + i * stride_;
-      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
-        bits.v[i] = *reinterpret_cast<const uint32_t*>(source);
-      } else {
-        bits.v[i] = source->bits;
+      for (int i = 0; i < kCount / kVectorSteps; ++i) {
+        if (i * kVectorSteps >= left) break;
+        const auto vector = reinterpret_cast<const uint2*>(source_)[i];
+        bits.v[2 * i] = vector.x;
+        bits.v[2 * i + 1] = vector.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i < left) insert(bits, i, source_[i * stride_]);
       }
     }
     source_ += window_stride_;
     return bits;
   }
 
-  __device__ void put(const ProjectedBits<Shape>& bits, int lane, float* row) const {
-#pragma unroll
-    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
-      if constexpr (sizeof(Element) == sizeof(uint32_t)) {
-        row[lane + i * kWarpSize] = bit_cast<float>(bits.v[i]);
-      } else {
-        row[lane + i * kWarpSize] = to_real(Element{static_cast<uint16_t>(bits.v[i])});
-      }
-    }
+  __device__ void convert(const Bits& bits, float (&values)[kCount]) const {
+    words_to_reals<Element>(bits.v, values);
   }
 
  private:
+  static __device__ void insert(Bits& bits, int i, Element element) {
+    if constexpr (sizeof(Element) == sizeof(uint32_t)) {
+      bits.v[i] = bit_cast<uint32_t>(element);
+    } else {
+      bits.v[i / 2] |= static_cast<uint32_t>(element.bits) << i % 2 * 16;
+    }
+  }
+
+  int first_;  // the first of the lane's steps in a window
   const Element* source_;
   int64_t window_stride_;
   int64_t stride_;  // from one of the lane's steps to the next
+  bool has_vectors_;
 };
 
 /// B or C of any type.
 template <class Shape>
 class AnyProjection {
+  static constexpr int kCount = kProjectedSteps<Shape>;
+
  public:
+  using Bits = Pack<uint32_t, kCount>;
+
   __device__ AnyProjection(const ArrayView& view, const ChannelTile& tile, int step, int steps)
-      : source_(tile.origin(view) + step * view.step * element_size(view.dtype)),
+      : first_(static_cast<int>(threadIdx.x) % kWarpSize * kCount),
+        source_(tile.origin(view) + (step + first_) * view.step * element_size(view.dtype)),
         window_stride_(steps * view.step * element_size(view.dtype)),
-        stride_(kWarpSize * view.step * element_size(view.dtype)),
+        stride_(view.step * element_size(view.dtype)),
         dtype_(view.dtype) {}
 
-  __device__ ProjectedBits<Shape> fetch(int left) {
-    ProjectedBits<Shape> bits{};
+  __device__ Bits fetch(int left) {
+    Bits bits{};
 #pragma unroll
-    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
-      if (i * kWarpSize >= left) continue;
+    for (int i = 0; i < kCount; ++i) {
+      if (first_ + i >= left) continue;
       const char* const source = source_ + i * stride_;
       bits.v[i] = dtype_ == DType::kFloat32 ? *reinterpret_cast<const uint32_t*>(source)
                                             : *reinterpret_cast<const uint16_t*>(source);
@@ -192,17 +217,18 @@ class AnyProjection {
     return bits;
   }
 
-  __device__ void put(const ProjectedBits<Shape>& bits, int lane, float* row) const {
+  __device__ void convert(const Bits& bits, float (&values)[kCount]) const {
 #pragma unroll
-    for (int i = 0; i < kProjectedSteps<Shape>; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const auto half = static_cast<uint16_t>(bits.v[i]);
-      row[lane + i * kWarpSize] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits.v[i])
-                                  : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
-                                                               : to_real(Half{half});
+      values[i] = dtype_ == DType::kFloat32    ? bit_cast<float>(bits.v[i])
+                  : dtype_ == DType::kBFloat16 ? to_real(BFloat16{half})
+                                               : to_real(Half{half});
     }
   }
 
  private:
+  int first_;
   const char* source_;
   int64_t window_stride_;
   int64_t stride_;  // from one of the lane's steps to the next
@@ -217,8 +243,36 @@ template <template <class> class Storage, class Element, class Shape>
 struct ProjectionOf<Storage<Element>, Shape> {
   using Type = KnownProjection<Element, Shape>;
 };
+
+/// B or C of a window, which lanes hand to one another through `row` in shared memory if the window
+/// has several channels.
 template <class Storage, class Shape>
-using Projection = typename ProjectionOf<Storage, Shape>::Type;
+class Projection : public ProjectionOf<Storage, Shape>::Type {
+  using Source = typename ProjectionOf<Storage, Shape>::Type;
+  static constexpr bool kIsShared = Shape::kChannels > 1;
+  static_assert(kProjectedSteps<Shape> == (kIsShared ? 1 : kItems));
+
+ public:
+  using Bits = typename Source::Bits;
+  using Source::Source;
+
+  __device__ void put(const Bits& bits, float* row) const {
+    if constexpr (kIsShared) {
+      float value[1];
+      Source::convert(bits, value);
+      row[threadIdx.x % kWarpSize] = value[0];
+    }
+  }
+  /// Reads the values of the steps that the lane holds, from `first_step` on. `bits` are those of
+  /// the steps that it has fetched.
+  __device__ void read(const Bits& bits, const float* row, int first_step, Items& items) const {
+    if constexpr (kIsShared) {
+      read_shared(row + first_step, items);
+    } else {
+      Source::convert(bits, items);
+    }
+  }
+};
 
 /// True if (batch, channel, step) arrays are moved as vectors.
 template <class Storage>
