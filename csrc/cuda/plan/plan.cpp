@@ -6,8 +6,6 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -27,17 +25,12 @@ const Choice& choice_of(const Device& device) {
 
 /// dstate1 cannot cut time into segments. Without them, few channels with long sequences leave most
 /// of the device idle.
-bool has_enough_channels(const ScanParams& params, const Choice& figures, int window_warps) {
-  return params.seqlen <= figures.dstate1_most_steps * window_warps ||
+template <class Scratch>
+bool is_preferred(const ScanParams& params, const Device& device,
+                  const dstate1::Plan<Scratch>& plan) {
+  const Choice& figures = choice_of(device);
+  return params.seqlen <= figures.dstate1_most_steps * plan.window_warps ||
          params.batch * params.dim >= figures.dstate1_rows;
-}
-bool is_preferred(const ForwardParams& params, const Device& device,
-                  const dstate1::ForwardPlan& plan) {
-  return has_enough_channels(params, choice_of(device), plan.window_warps);
-}
-bool is_preferred(const BackwardParams& params, const Device& device,
-                  const dstate1::BackwardPlan& plan) {
-  return has_enough_channels(params, choice_of(device), plan.window_warps);
 }
 
 /// narrow's lanes have a channel each, so it takes calls with enough channels to keep a
