@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "figures.h"
 
@@ -115,32 +114,25 @@ bool takes(const Params& params, const Device& device, AnyPlan& any) {
          is_preferred(params, device, std::get<static_cast<size_t>(kPath)>(any.of_path));
 }
 
-/// The functions that make plans, in the order of Path. Those of paths that AnyPlan lacks refuse
-/// every call.
-template <class AnyPlan, class Params>
-using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
-template <class AnyPlan, class Params>
-constexpr auto kMakers = [] {
-  std::array<Make<AnyPlan, Params>, kPathNames.size()> makers;
-  makers.fill([](const Params&, const Device&, AnyPlan&) -> Refusal {
+/// Makes the plan of a path that is known at run time. `kIndex` is the first of the paths in
+/// question; AnyPlan may lack the last ones.
+template <size_t kIndex = 0, class AnyPlan, class Params>
+Refusal make_wanted(Path wanted, const Params& params, const Device& device, AnyPlan& any) {
+  if constexpr (kIndex == std::variant_size_v<decltype(AnyPlan::of_path)>) {
     return {"it has no backward pass"};
-  });
-  const auto set = [&]<size_t kIndex>() {
-    makers[kIndex] = &make<static_cast<Path>(kIndex), AnyPlan, Params>;
-  };
-  [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (set.template operator()<kIndices>(), ...);
-  }(std::make_index_sequence<std::variant_size_v<decltype(AnyPlan::of_path)>>());
-  return makers;
-}();
+  } else {
+    constexpr auto kPath = static_cast<Path>(kIndex);
+    return wanted == kPath ? make<kPath>(params, device, any)
+                           : make_wanted<kIndex + 1>(wanted, params, device, any);
+  }
+}
 
 template <class AnyPlan, class Params>
 AnyPlan choose(const Params& params, const Device& device, std::optional<Path> wanted) {
   AnyPlan plan;
   if (wanted) {
-    const auto path = static_cast<size_t>(*wanted);
-    if (const Refusal refusal = kMakers<AnyPlan, Params>[path](params, device, plan)) {
-      fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[path]) +
+    if (const Refusal refusal = make_wanted(*wanted, params, device, plan)) {
+      fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[static_cast<size_t>(*wanted)]) +
                " cannot run this call: ",
            refusal);
     }
