@@ -72,8 +72,4 @@ cudaError_t with_state_type(const Problem& problem, const Visit& visit) {
                             : visit(static_cast<float*>(nullptr));
 }
 
-inline unsigned grid_blocks(int64_t work_items) {
-  return static_cast<unsigned>(work_items < kMaxBlocks ? work_items : kMaxBlocks);
-}
-
 }  // namespace selective_scan::cuda
