@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../../core/complex.h"
+#include "../../core/dtype.h"
 #include "../plan/device.h"
 #include "launch_shape.h"
 
@@ -59,6 +60,19 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   config.attrs = attributes;
   config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+/// Calls visit with a null pointer to the type of elements that have at most 4 bytes each.
+template <class Visit>
+auto with_element_type(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return visit(static_cast<BFloat16*>(nullptr));
+    case DType::kFloat16:
+      return visit(static_cast<Half*>(nullptr));
+    default:
+      return visit(static_cast<float*>(nullptr));
+  }
 }
 
 /// Calls visit with a null pointer to the type of the states.
