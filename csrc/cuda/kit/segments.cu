@@ -105,10 +105,10 @@ cudaError_t Summaries<T>::store_map(const ScanParams& params, const ArrayView& f
 
 template <class T>
 cudaError_t Summaries<T>::combine(const ScanParams& params, const ArrayView& initial,
-                                  const Geometry& geometry, int padded_states, bool backwards,
-                                  const SegmentStates& segments, cudaStream_t stream) {
-  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {},
-                          geometry.segments, padded_states, backwards, segments, stream);
+                                  int64_t segments, int padded_states, bool backwards,
+                                  const SegmentStates& states, cudaStream_t stream) {
+  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {}, segments,
+                          padded_states, backwards, states, stream);
 }
 
 template struct Summaries<float>;
