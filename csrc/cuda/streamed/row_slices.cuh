@@ -169,7 +169,7 @@ class RowCursor {
     with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        elements[i] = bit_cast<Element>(from_real<decltype(type)>(values.v[i]));
+        elements[i] = bit_cast<Element>(to_element<decltype(type)>(values.v[i]));
       }
     });
     const auto store = [&](int i) {
