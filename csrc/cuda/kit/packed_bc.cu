@@ -112,13 +112,7 @@ __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kResidentBl
                                           : kItems;
     }
     float values[kItems];
-    if (items.view.dtype == DType::kFloat32) {
-      items.load<float>(values);
-    } else if (items.view.dtype == DType::kBFloat16) {
-      items.load<BFloat16>(values);
-    } else {
-      items.load<Half>(values);
-    }
+    with_element<float>(items.view.dtype, [&](auto type) { items.load<decltype(type)>(values); });
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (lanes_along_values) {
