@@ -87,7 +87,7 @@ sources=(
   csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_long.cu" "$folder/zoh/dstate1_wide.cu"
   "$folder/zoh/narrow.cu" "$folder/zoh/floor_float.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
   csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
-  csrc/cuda/prefill/checkpoints.cu
+  csrc/cuda/prefill/prefill.cu
   "$folder/zoh/prompt.cu" "$folder/zoh/streamed_forward_complex_float_2x8.cu"
   csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu
   csrc/cuda/update/launch.cu "$folder/zoh/update_float.cu"

@@ -31,7 +31,7 @@ cudaError_t launch_parts(const ConvBackwardParams& params, const ConvPlan& plan,
     return columns(columns_backward<R, Scalars<R>, kMaxConvWidth, false>);
   }
   if constexpr (std::is_same_v<R, float>) {
-    return with_element(params, [&]<class Element>(Element*) {
+    return with_element_type(params.x.dtype, [&]<class Element>(Element*) {
       return with_taps(params, [&](auto taps) {
         using Storage = Vectors<Element, column_channels(sizeof(Element), taps, true)>;
         if (plan.kernels == Kernels::kRows) {

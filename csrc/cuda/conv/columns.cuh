@@ -40,7 +40,7 @@ struct Vectors {
   static __device__ void store(const ArrayView&, char* address, const R (&values)[kCount]) {
     Pack<Element, kCount> pack;
 #pragma unroll
-    for (int c = 0; c < kCount; ++c) pack.v[c] = from_real<Element>(values[c]);
+    for (int c = 0; c < kCount; ++c) pack.v[c] = to_element<Element>(values[c]);
     store_pack(reinterpret_cast<Element*>(address), pack);
   }
 };

@@ -16,7 +16,7 @@ cudaError_t launch(const ConvForwardParams& params, const ScratchMemory&, cudaSt
       return columns(columns_forward<R, Scalars<R>, kMaxConvWidth, false>);
     });
   } else if (plan.kernels != Kernels::kNone) {
-    error = with_element(params, [&]<class Element>(Element*) {
+    error = with_element_type(params.x.dtype, [&]<class Element>(Element*) {
       return with_taps(params, [&](auto taps) {
         using Storage = Vectors<Element, column_channels(sizeof(Element), taps, false)>;
         if (plan.kernels == Kernels::kRows) {

@@ -11,19 +11,6 @@
 
 namespace selective_scan::cuda::conv {
 
-/// Calls visit with a null pointer of x's element type, which is never double.
-template <class Visit>
-cudaError_t with_element(const ConvParams& params, const Visit& visit) {
-  switch (params.x.dtype) {
-    case DType::kBFloat16:
-      return visit(static_cast<BFloat16*>(nullptr));
-    case DType::kFloat16:
-      return visit(static_cast<Half*>(nullptr));
-    default:
-      return visit(static_cast<float*>(nullptr));
-  }
-}
-
 /// Calls visit with the number of taps that the kernels for this width have, as a constant.
 template <class Visit>
 cudaError_t with_taps(const ConvParams& params, const Visit& visit) {

@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_steps(Element* row, int first, int from, i
                                             const float (&values)[kSteps]) {
   Pack<Element, kSteps> pack;
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) pack.v[i] = from_real<Element>(values[i]);
+  for (int i = 0; i < kSteps; ++i) pack.v[i] = to_element<Element>(values[i]);
   if (from == first && to == first + kSteps) {
     store_pack(row + first, pack);
   } else {

@@ -90,6 +90,18 @@ class Chain {
 
   __device__ bool contains(int64_t position) const { return position >= begin_ && position < end_; }
 
+  /// Returns the composition of the maps of consecutive steps.
+  template <int n>
+  static __device__ AffineMap<T> map_of(const T (&a)[n], const T (&x)[n]) {
+    AffineMap<T> map{Step::factor(a[0]), Step::offset(a[0], x[0])};
+#pragma unroll
+    for (int i = 1; i < n; ++i) {
+      map.product = Step::factor(a[i]) * map.product;
+      Step::advance(a[i], x[i], map.offset);
+    }
+    return map;
+  }
+
   __device__ T load_initial_state() const {
     if (!params_.initial_state.present()) return T{};
     return Access<T, AnyStorage>::load(cursor_of(params_.initial_state), sequence());

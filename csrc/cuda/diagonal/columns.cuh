@@ -48,7 +48,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
       to_values(raw_x, round, T{}, x);
       fetch(this->a_, round + kRound, this->end_ - 1, raw_a);
       fetch(this->x_, round + kRound, this->end_ - 1, raw_x);
-      const auto& maps = exchange_.share(map_of(a, x));
+      const auto& maps = exchange_.share(this->map_of(a, x));
 #pragma unroll
       for (int w = 0; w < kColumnWarps; ++w) total = Compose()(total, maps[w][lane()]);
     }
@@ -73,7 +73,7 @@ class ColumnChain : public Chain<Step, Params, Storage> {
       to_values<kFull>(raw_a, round, one<T>(), a);
       to_values<kFull>(raw_x, round, T{}, x);
       if constexpr (kFetchesAhead) fetch_inputs.template operator()<kFull>(round + kRound);
-      const auto& maps = exchange_.share(map_of(a, x));
+      const auto& maps = exchange_.share(this->map_of(a, x));
       T own = state;
 #pragma unroll
       for (int w = 0; w < kColumnWarps; ++w) {
@@ -171,16 +171,6 @@ class ColumnChain : public Chain<Step, Params, Storage> {
       if (i < left) Elements::store(cursor, 0, values[i]);
       cursor.data += stride;
     }
-  }
-
-  static __device__ AffineMap<T> map_of(const T (&a)[kSteps], const T (&x)[kSteps]) {
-    AffineMap<T> map{Step::factor(a[0]), Step::offset(a[0], x[0])};
-#pragma unroll
-    for (int i = 1; i < kSteps; ++i) {
-      map.product = Step::factor(a[i]) * map.product;
-      Step::advance(a[i], x[i], map.offset);
-    }
-    return map;
   }
 
   /// Ends the chain. The sum of da over the warps goes through the exchange as well.

@@ -70,7 +70,7 @@ class RowChain : public Chain<Step, Params, Storage> {
       Items a[kGroup], x[kGroup];
       load_group<kIsWhole>(first, a, x);
       for_each_tile<kIsWhole>(first, [&](int g) {
-        const AffineMap<T> map = scan_lanes(lane_, map_of(a[g], x[g]));
+        const AffineMap<T> map = scan_lanes(lane_, this->map_of(a[g], x[g]));
         total = Compose()(total, AffineMap<T>{shuffle(map.product, kWarpSize - 1),
                                               shuffle(map.offset, kWarpSize - 1)});
       });
@@ -87,7 +87,7 @@ class RowChain : public Chain<Step, Params, Storage> {
       if constexpr (Step::kBackward) load_previous_group<kIsWhole>(first, h);
       for_each_tile<kIsWhole>(first, [&](int g) {
         const int64_t position = lane_position(first, g);
-        const T after = scan_lanes(lane_, map_of(a[g], x[g]))(state);
+        const T after = scan_lanes(lane_, this->map_of(a[g], x[g]))(state);
         T own = shuffle_up(after, 1);
         if (lane_ == 0) own = state;
         state = shuffle(after, kWarpSize - 1);
@@ -109,9 +109,7 @@ class RowChain : public Chain<Step, Params, Storage> {
       });
     });
     if constexpr (Step::kBackward) {
-#pragma unroll
-      for (int mask = kWarpSize / 2; mask > 0; mask /= 2)
-        da_sum += shuffle_xor<kWarpSize>(da_sum, mask);
+      da_sum = sum_over_lanes(da_sum);
       if (lane_ == 0) this->finish(state, da_sum);
     }
   }
@@ -227,16 +225,6 @@ class RowChain : public Chain<Step, Params, Storage> {
         }
       }
     });
-  }
-
-  static __device__ AffineMap<T> map_of(const Items& a, const Items& x) {
-    AffineMap<T> map{Step::factor(a[0]), Step::offset(a[0], x[0])};
-#pragma unroll
-    for (int i = 1; i < kItems; ++i) {
-      map.product = Step::factor(a[i]) * map.product;
-      Step::advance(a[i], x[i], map.offset);
-    }
-    return map;
   }
 
   __device__ void store(const Cursor& cursor, int64_t position, const Items& values) const {

@@ -2,8 +2,6 @@
 // launches.
 #pragma once
 
-#include <cstdint>
-
 #include "../../core/params.h"
 #include "../kit/launch_shape.h"
 #include "../plan/device.h"
@@ -15,25 +13,21 @@ namespace selective_scan::cuda::dstate1 {
 /// The way in which rows are moved: see the storages in kernels.h.
 enum class Rows { kVectors, kHalfVectors, kDense, kScattered };
 
-struct ForwardPlan {
+template <class Scratch>
+struct Plan {
   Rows rows;
   int window_channels;
   int window_warps;  // warps that share channels
-  int windows;       // per group
-  int work_items;    // batch · groups · windows
+  int work_items;    // batch · groups · windows or, in the backward pass, tiles
   LaunchShape shape;
-  ForwardScratch scratch;
+  Scratch scratch;
 };
-
-struct BackwardPlan {
-  Rows rows;
-  int window_channels;
-  int window_warps;  // warps that share channels
-  int warps;         // per block
-  int tiles;         // per group
-  int work_items;    // batch · groups · tiles
-  LaunchShape shape;
-  BackwardScratch scratch;
+struct ForwardPlan : Plan<ForwardScratch> {
+  int windows;  // per group
+};
+struct BackwardPlan : Plan<BackwardScratch> {
+  int warps;  // per block
+  int tiles;  // per group
 };
 
 /// Makes the plan. If it returns a refusal, `plan` holds nothing of use.

@@ -310,7 +310,7 @@ struct RowAccess<Scattered<kBytes>, Shape> {
     with_element_of<kBytes>(strides.dtype == DType::kBFloat16, [&]<class Element>(Element) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const auto value = from_real<Element>(tile[places.tile_index(i)]);
+        const auto value = to_element<Element>(tile[places.tile_index(i)]);
         if (i < count) *reinterpret_cast<Element*>(address + i * increment) = value;
       }
     });

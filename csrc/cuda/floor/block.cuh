@@ -7,8 +7,8 @@
 #include "../../core/method_table.h"
 #include "../kit/geometry.cuh"
 #include "../kit/update_gradient.cuh"
-#include "../rows/elements.cuh"
 #include "kernels.h"
+#include "rows.cuh"
 
 namespace selective_scan::cuda::floor {
 
@@ -50,7 +50,9 @@ struct Block {
   const ScanParams& params;
   const Launch& launch;
   const int64_t index;
-  const WorkItem item = any_work_item(params, launch.geometry, index);
+  const WorkItem item = launch.geometry.work_items >> 32 == 0
+                            ? work_item(params, launch.geometry, index)
+                            : work_item<uint64_t>(params, launch.geometry, index);
   const int lanes = launch.geometry.lanes();  // per channel
   const int slices = num_slices(params, launch.geometry);
   const LaneRole role = lane_role(threadIdx.x % kWarpSize, launch.geometry.lane_bits);

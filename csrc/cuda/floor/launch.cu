@@ -1,6 +1,4 @@
 // Launches of the floor's kernels.
-#include <type_traits>
-
 #include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "plan.h"
@@ -8,48 +6,24 @@
 namespace selective_scan::cuda::floor {
 namespace {
 
-/// Enqueues a pass with states of type T, except for the sums of its gradients.
-template <class T, class Params>
-cudaError_t scan_as(Args<Params>& args, const LaunchShape& shape, const StateExchange* exchange,
-                    cudaStream_t stream) {
-  constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
-  Params& params = args.params;
-  const SegmentStates& segments = args.workspace.segments;
-  if (segments.factors == nullptr) return Scan<T>::launch(args, shape, stream);
-
-  const int dstate = static_cast<int>(params.dstate);
-  const Geometry& geometry = args.geometry;
-  args.is_summary = true;
-  cudaError_t error = Scan<T>::launch(args, shape, stream);
-  if (error != cudaSuccess) return error;
-  args.is_summary = false;
-  const auto store = [&](const ArrayView& factor, const ArrayView& offset) {
-    return Summaries<T>::store_map(params, factor, offset, geometry.segments, dstate, kIsBackward,
-                                   segments, stream);
-  };
-  const auto finish = [&](const ArrayView& entering) {
-    error =
-        Summaries<T>::combine(params, entering, geometry, dstate, kIsBackward, segments, stream);
-    return error == cudaSuccess ? Scan<T>::launch(args, shape, stream) : error;
-  };
-  if (exchange != nullptr) {
-    error = exchange_states<T>(*exchange, params, geometry.segments, dstate, segments, stream);
-    if (error != cudaSuccess) return error;
-  }
-  if constexpr (kIsBackward) {
-    if (wants_summary_alone(params)) return store({}, params.dinitial_state);
-    return finish(params.dlast_state);
-  } else {
-    if (wants_summary_alone(params)) return store(params.map_factor, params.last_state);
-    return finish(params.initial_state);
-  }
-}
-
+/// Enqueues a pass, except for the sums of its gradients.
 template <class Params>
 cudaError_t scan(Args<Params> args, const LaunchShape& shape, const StateExchange* exchange,
                  cudaStream_t stream) {
-  return with_state_type(args.params,
-                         [&]<class T>(T*) { return scan_as<T>(args, shape, exchange, stream); });
+  return with_state_type(args.params, [&]<class T>(T*) {
+    const auto launch = [&] { return Scan<T>::launch(args, shape, stream); };
+    const SegmentStates& segments = args.workspace.segments;
+    if (segments.factors == nullptr) return launch();
+    const auto summarize = [&] {
+      args.is_summary = true;
+      const cudaError_t error = launch();
+      args.is_summary = false;
+      return error;
+    };
+    return run_in_segments<T>(args.params, args.geometry.segments,
+                              static_cast<int>(args.params.dstate), segments, exchange, stream,
+                              summarize, launch);
+  });
 }
 
 }  // namespace

@@ -8,6 +8,10 @@ namespace selective_scan::cuda::floor {
 
 constexpr int kMostWarps = 8;
 
+/// The stride between rows in shared memory, which are read by single steps. It spreads a column
+/// over the banks.
+constexpr int kElementRow = kChunk + 1;
+
 /// Returns the number of slices of the states. A lane has one state of a channel at a time, so more
 /// states than a channel has lanes come in slices, one after another.
 SELECTIVE_SCAN_HD int num_slices(const ScanParams& params, const Geometry& geometry) {

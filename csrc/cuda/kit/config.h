@@ -32,8 +32,6 @@ constexpr int kBlocksPerChunk = kChunk / kBlockSteps;
 /// The stride between rows of a [channel][step] array in shared memory. The padding keeps rows
 /// aligned to 16 bytes and spreads a column over the banks.
 constexpr int kRowStride = kChunk + 4;
-/// The stride between rows that are read by single steps.
-constexpr int kElementRow = kChunk + 1;
 
 constexpr int kMaxWarps = 12;
 constexpr int kMaxThreads = kMaxWarps * kWarpSize;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "../../core/complex.h"
+#include "../../core/element.h"
 #include "../../core/params.h"
 
 namespace selective_scan::cuda {
@@ -117,17 +118,6 @@ __device__ __forceinline__ void with_element_of(bool is_bfloat16, const Work& wo
   }
 }
 
-template <class Element, class Real>
-__device__ Element from_real(Real value) {
-  if constexpr (std::is_same_v<Element, Half>) {
-    return to_half(static_cast<float>(value));
-  } else if constexpr (std::is_same_v<Element, BFloat16>) {
-    return {__bfloat16_as_ushort(__float2bfloat16_rn(static_cast<float>(value)))};
-  } else {
-    return static_cast<Element>(value);
-  }
-}
-
 /// Calls function(Element{}) with the type of an array's elements. With fp32 arithmetic no array is
 /// fp64.
 template <class R, class Function>
@@ -151,7 +141,7 @@ __device__ __forceinline__ void store_elements(void* address, DType dtype,
     using Element = decltype(type);
     Pack<Element, kCount> pack;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) pack.v[j] = from_real<Element>(values.v[j]);
+    for (int j = 0; j < kCount; ++j) pack.v[j] = to_element<Element>(values.v[j]);
     store_pack(static_cast<Element*>(address), pack);
   });
 }

@@ -52,12 +52,6 @@ __device__ __forceinline__ WorkItem work_item(const ScanParams& params, const Ge
   return item;
 }
 
-__device__ __forceinline__ WorkItem any_work_item(const ScanParams& params,
-                                                  const Geometry& geometry, int64_t index) {
-  return geometry.work_items >> 32 == 0 ? work_item(params, geometry, index)
-                                        : work_item<uint64_t>(params, geometry, index);
-}
-
 /// The channel of its warp that a lane works on, and the part of that channel's states that it
 /// holds.
 ///

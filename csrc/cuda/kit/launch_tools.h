@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../../core/complex.h"
+#include "../../core/dtype.h"
 #include "../plan/device.h"
 #include "launch_shape.h"
 
@@ -61,6 +62,19 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+/// Calls visit with a null pointer to the type of elements that have at most 4 bytes each.
+template <class Visit>
+auto with_element_type(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return visit(static_cast<BFloat16*>(nullptr));
+    case DType::kFloat16:
+      return visit(static_cast<Half*>(nullptr));
+    default:
+      return visit(static_cast<float*>(nullptr));
+  }
+}
+
 /// Calls visit with a null pointer to the type of the states.
 template <class Problem, class Visit>
 cudaError_t with_state_type(const Problem& problem, const Visit& visit) {
@@ -70,10 +84,6 @@ cudaError_t with_state_type(const Problem& problem, const Visit& visit) {
   }
   return problem.is_complex ? visit(static_cast<Complex<float>*>(nullptr))
                             : visit(static_cast<float*>(nullptr));
-}
-
-inline unsigned grid_blocks(int64_t work_items) {
-  return static_cast<unsigned>(work_items < kMaxBlocks ? work_items : kMaxBlocks);
 }
 
 }  // namespace selective_scan::cuda

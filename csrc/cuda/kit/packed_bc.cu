@@ -112,13 +112,7 @@ __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kResidentBl
                                           : kItems;
     }
     float values[kItems];
-    if (items.view.dtype == DType::kFloat32) {
-      items.load<float>(values);
-    } else if (items.view.dtype == DType::kBFloat16) {
-      items.load<BFloat16>(values);
-    } else {
-      items.load<Half>(values);
-    }
+    with_element<float>(items.view.dtype, [&](auto type) { items.load<decltype(type)>(values); });
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       if (lanes_along_values) {
@@ -161,7 +155,8 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   const int values_per_step = padded_states * (params.is_complex ? 2 : 1);
   const int64_t slabs = 2 * values_per_step / kSlab;
   const int64_t resident = ceil_div(int64_t{kResidentBlocks} * device.multiprocessors, slabs);
-  const dim3 grid(static_cast<unsigned>(std::min(blocks, resident)), static_cast<unsigned>(slabs));
+  LaunchShape shape{std::min(blocks, resident), kThreads};
+  shape.rows = slabs;
   void* const packed_chunks = static_cast<char*>(stream_memory) + layout.projection_bytes(params);
   if (params.packed.present()) {
     const cudaError_t error = write_packed_chunks(params.packed, cuts, packed_chunks, stream);
@@ -169,11 +164,9 @@ cudaError_t convert_projections(const ScanParams& params, int padded_states, voi
   }
   const auto kernel = params.packed.present() ? convert_projections_kernel<true>
                                               : convert_projections_kernel<false>;
-  kernel<<<grid, kThreads, 0, stream>>>(
-      params, values_per_step / slices, static_cast<int>(sequences),
-      static_cast<int>(layout.chunks), static_cast<float*>(stream_memory), cleared,
-      PackedChunks(packed_chunks));
-  return cudaGetLastError();
+  return launch_kernel(kernel, shape, stream, params, values_per_step / slices,
+                       static_cast<int>(sequences), static_cast<int>(layout.chunks),
+                       static_cast<float*>(stream_memory), cleared, PackedChunks(packed_chunks));
 }
 
 }  // namespace selective_scan::cuda

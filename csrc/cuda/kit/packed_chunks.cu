@@ -104,9 +104,8 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t write_packed_chunks(const PackedSequences& packed, const PackedCuts& cuts, void* memory,
                                 cudaStream_t stream) {
-  write_packed_chunks_kernel<<<1, kThreads, 0, stream>>>(packed, cuts, most_packed_chunks(packed),
-                                                         static_cast<PackedChunk*>(memory));
-  return cudaGetLastError();
+  return launch_kernel(write_packed_chunks_kernel, {1, kThreads}, stream, packed, cuts,
+                       most_packed_chunks(packed), static_cast<PackedChunk*>(memory));
 }
 
 }  // namespace selective_scan::cuda

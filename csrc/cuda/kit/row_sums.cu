@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, fitting_blocks(kThreads, kBlocks))
     with_element<float>(sum.target.dtype, [&](auto type) {
       using Element = decltype(type);
       Element* const target = static_cast<Element*>(sum.target.data) + to.origin;
-      to.for_each([&](int i) { target[i * to.line] = from_real<Element>(values[i]); });
+      to.for_each([&](int i) { target[i * to.line] = to_element<Element>(values[i]); });
     });
   }
 }

@@ -1,5 +1,7 @@
 #include "segments.h"
 
+#include <algorithm>
+
 #include "launch_tools.h"
 #include "states.cuh"
 
@@ -85,10 +87,9 @@ cudaError_t launch(const ScanParams& params, const ArrayView& initial, const Arr
                    const ArrayView& offset, int64_t segments, int padded_states, bool backwards,
                    const SegmentStates& states, cudaStream_t stream) {
   const int64_t count = params.batch * params.dim * padded_states;
-  const unsigned blocks = grid_blocks(ceil_div(count, kCombineThreads));
-  combine_segments_kernel<T, kIsMap><<<blocks, kCombineThreads, 0, stream>>>(
-      params, initial, factor, offset, segments, padded_states, backwards, states);
-  return cudaGetLastError();
+  const LaunchShape shape{std::min(ceil_div(count, kCombineThreads), kMaxBlocks), kCombineThreads};
+  return launch_kernel(combine_segments_kernel<T, kIsMap>, shape, stream, params, initial, factor,
+                       offset, segments, padded_states, backwards, states);
 }
 
 }  // namespace
@@ -104,10 +105,10 @@ cudaError_t Summaries<T>::store_map(const ScanParams& params, const ArrayView& f
 
 template <class T>
 cudaError_t Summaries<T>::combine(const ScanParams& params, const ArrayView& initial,
-                                  const Geometry& geometry, int padded_states, bool backwards,
-                                  const SegmentStates& segments, cudaStream_t stream) {
-  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {},
-                          geometry.segments, padded_states, backwards, segments, stream);
+                                  int64_t segments, int padded_states, bool backwards,
+                                  const SegmentStates& states, cudaStream_t stream) {
+  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {}, segments,
+                          padded_states, backwards, states, stream);
 }
 
 template struct Summaries<float>;

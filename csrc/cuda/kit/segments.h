@@ -31,9 +31,9 @@ template <class T>
 struct Summaries {
   /// Replaces the offsets by the states that enter each segment. `initial` enters the first one, or
   /// the last one if `backwards`; packed sequences take their own initial states.
-  static cudaError_t combine(const ScanParams& params, const ArrayView& initial,
-                             const Geometry& geometry, int padded_states, bool backwards,
-                             const SegmentStates& segments, cudaStream_t stream);
+  static cudaError_t combine(const ScanParams& params, const ArrayView& initial, int64_t segments,
+                             int padded_states, bool backwards, const SegmentStates& states,
+                             cudaStream_t stream);
 
   /// Stores factor and offset, each if present, of the map of all steps, computed from the
   /// summaries of all segments. The summaries stay unchanged.
@@ -42,16 +42,38 @@ struct Summaries {
                                bool backwards, const SegmentStates& states, cudaStream_t stream);
 };
 
-/// Stores the map of all steps, and lets a pass begin with the state that the exchange returns.
-template <class T, class Params>
-cudaError_t exchange_states(const StateExchange& exchange, Params& params, int64_t segments,
-                            int padded_states, const SegmentStates& states, cudaStream_t stream) {
+/// Runs a pass in segments: `summarize`, which computes their maps, and `scan`, the full run. If
+/// only the map of all steps is wanted, stores that instead of the full run. If an exchange is
+/// given, the pass begins with the state that it returns.
+template <class T, class Params, class Summarize, class Scan>
+cudaError_t run_in_segments(Params& params, int64_t segments, int padded_states,
+                            const SegmentStates& states, const StateExchange* exchange,
+                            cudaStream_t stream, const Summarize& summarize, const Scan& scan) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
-  const cudaError_t error =
-      Summaries<T>::store_map(params, exchange.factor, exchange.offset, segments, padded_states,
-                              kIsBackward, states, stream);
-  if (error == cudaSuccess) set_entering(params, exchange.enter());
-  return error;
+  const auto store_map = [&](const ArrayView& factor, const ArrayView& offset) {
+    return Summaries<T>::store_map(params, factor, offset, segments, padded_states, kIsBackward,
+                                   states, stream);
+  };
+  const auto finish = [&](const ArrayView& entering) {
+    cudaError_t error = cudaSuccess;
+    if (exchange != nullptr) {
+      error = store_map(exchange->factor, exchange->offset);
+      if (error != cudaSuccess) return error;
+      set_entering(params, exchange->enter());  // changes `entering`
+    }
+    error = Summaries<T>::combine(params, entering, segments, padded_states, kIsBackward, states,
+                                  stream);
+    return error == cudaSuccess ? scan() : error;
+  };
+  const cudaError_t error = summarize();
+  if (error != cudaSuccess) return error;
+  if constexpr (kIsBackward) {
+    return wants_summary_alone(params) ? store_map({}, params.dinitial_state)
+                                       : finish(params.dlast_state);
+  } else {
+    return wants_summary_alone(params) ? store_map(params.map_factor, params.last_state)
+                                       : finish(params.initial_state);
+  }
 }
 
 }  // namespace selective_scan::cuda

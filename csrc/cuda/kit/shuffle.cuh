@@ -26,6 +26,16 @@ __device__ T shuffle_xor(T value, int lane_mask) {
   return for_each_part(value, [&](auto x) { return __shfl_xor_sync(lanes, x, lane_mask, kLanes); });
 }
 
+/// Returns the sum of the values of kLanes lanes, with the same bits to all of them.
+template <int kLanes = kWarpSize, class T>
+__device__ T sum_over_lanes(T value) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value += shuffle_xor<kLanes>(value, distance);
+  }
+  return value;
+}
+
 /// Returns the value of the lane `distance` below; a lane that has none keeps its value.
 template <class T>
 __device__ T shuffle_up(T value, int distance) {

@@ -26,6 +26,12 @@ struct SlotRows {
   LaunchShape shape() const { return {std::min(rows * blocks, kMaxBlocks), kSlotThreads}; }
 };
 
+/// Returns the offset of a state in an array (row, channel, state).
+__device__ inline int64_t state_offset(const ArrayView& view, int64_t row, int64_t channel,
+                                       int64_t state) {
+  return row * view.batch + channel * view.channel + state * view.state;
+}
+
 /// Calls visit(row, part) for this block's parts of rows; parts count from 0 to rows.blocks - 1.
 template <class Visit>
 __device__ void for_each_block(const SlotRows& rows, const Visit& visit) {

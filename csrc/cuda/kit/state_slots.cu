@@ -15,10 +15,6 @@ struct SlotArgs {
   ArrayView out;
 };
 
-__device__ int64_t offset(const ArrayView& view, int64_t row, int64_t channel, int64_t state) {
-  return row * view.batch + channel * view.channel + state * view.state;
-}
-
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads)
     load_slots_kernel(const __grid_constant__ SlotArgs args) {
@@ -27,8 +23,8 @@ __global__ void __launch_bounds__(kSlotThreads)
     const int64_t slot = args.slots.source(sequence);
     const T value = slot == StateSlots::kNoSlot
                         ? T{}
-                        : load_component<T>(pool, offset(pool, slot, channel, state));
-    store_component(args.states, offset(args.states, sequence, channel, state), value);
+                        : load_component<T>(pool, state_offset(pool, slot, channel, state));
+    store_component(args.states, state_offset(args.states, sequence, channel, state), value);
   });
 }
 
@@ -54,8 +50,9 @@ __global__ void __launch_bounds__(kSlotThreads)
   for_each_state(args.rows, [&](int64_t sequence, int64_t channel, int64_t state) {
     const int64_t slot = args.slots.of(sequence);
     if (slot == StateSlots::kNoSlot) return;
-    store_component(pool, offset(pool, slot, channel, state),
-                    load_component<T>(args.states, offset(args.states, sequence, channel, state)));
+    store_component(
+        pool, state_offset(pool, slot, channel, state),
+        load_component<T>(args.states, state_offset(args.states, sequence, channel, state)));
   });
 }
 

@@ -4,8 +4,9 @@
 // As in the forward pass, a block has one channel of one batch entry, and its warps are a pipeline.
 // From the state saved before a chunk, the block repeats the chunk's steps and keeps the states
 // after and in the middle of each. On the way back it factors each step again and keeps λ and
-// H^H·λ. When all of these are complete, all warps add the chunk's terms to the gradients. If several blocks contribute to one gradient, each stores
-// its part separately, and basis.cu sums the parts.
+// H^H·λ. When all of these are complete, all warps add the chunk's terms to the gradients. If
+// several blocks contribute to one gradient, each stores its part separately, and basis.cu sums the
+// parts.
 #include "../launch.h"
 #include "basis.h"
 #include "row.cuh"
@@ -230,8 +231,8 @@ __global__ void __launch_bounds__(kThreads)
   if (!params.variable_C) {
     row.store_values(static_cast<T*>(parts.dC) + index * padded, conjugate(sum_of_warps(shared.C)));
   }
-  dD = sum_over_warp(dD);
-  ddelta_bias = sum_over_warp(ddelta_bias);
+  dD = sum_over_lanes(dD);
+  ddelta_bias = sum_over_lanes(ddelta_bias);
   if (lane_index() == 0) {
     if (parts.dD != nullptr) static_cast<R*>(parts.dD)[index] = dD;
     if (parts.ddelta_bias != nullptr) static_cast<R*>(parts.ddelta_bias)[index] = ddelta_bias;
@@ -248,8 +249,7 @@ cudaError_t launch(const MatrixBackwardParams& params, const ScratchMemory& memo
   const MatrixForwardParams inputs(params, params.A_column);
   cudaError_t error = matrix::reduce(inputs, workspace, stream);
   if (error != cudaSuccess) return error;
-  error = matrix::with_types(params, [&](auto* type, auto own) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  error = matrix::with_types(params, [&]<class T>(T*, auto own) {
     return launch_kernel(matrix::backward_kernel<T, own>, matrix::shape_of_rows<T>(params), stream,
                          params, workspace);
   });

@@ -6,15 +6,7 @@ namespace selective_scan::cuda::matrix {
 namespace {
 
 template <class T>
-struct WideOf {
-  using type = double;
-};
-template <class R>
-struct WideOf<Complex<R>> {
-  using type = Complex<double>;
-};
-template <class T>
-using Wide = typename WideOf<T>::type;
+using Wide = std::conditional_t<is_complex_v<T>, Complex<double>, double>;
 
 __device__ double narrowed(double value, double) {
   return value;
@@ -60,7 +52,7 @@ __global__ void __launch_bounds__(kWarpSize)
   for (int k = 0; k + 2 < order; ++k) {
     double below = 0;
     for (int i = k + 2 + lane; i < order; i += kWarpSize) below += norm(A[i * pitch + k]);
-    below = sum_over_warp(below);
+    below = sum_over_lanes(below);
     if (below == 0) continue;
     const W head = A[(k + 1) * pitch + k];
     const double head_size = sqrt(norm(head));
@@ -148,19 +140,14 @@ __global__ void __launch_bounds__(kWarpSize)
 }
 
 LaunchShape warps(int64_t count, int64_t shared_bytes) {
-  LaunchShape shape;
-  shape.blocks = count;
-  shape.threads = kWarpSize;
-  shape.shared_bytes = static_cast<int>(shared_bytes);
-  return shape;
+  return {count, kWarpSize, static_cast<int>(shared_bytes)};
 }
 
 }  // namespace
 
 cudaError_t reduce(const MatrixForwardParams& params, const Workspace& workspace,
                    cudaStream_t stream) {
-  return with_types(params, [&](auto* type, auto) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return with_types(params, [&]<class T>(T*, auto) {
     const int order = static_cast<int>(params.dstate);
     const int64_t values = 2 * matrix_values(order) + order;
     return launch_kernel(reduce_kernel<T>, warps(params.dim, values * sizeof(Wide<T>)), stream,
@@ -170,8 +157,7 @@ cudaError_t reduce(const MatrixForwardParams& params, const Workspace& workspace
 
 cudaError_t finish(const MatrixBackwardParams& params, const Workspace& workspace,
                    cudaStream_t stream) {
-  return with_types(params, [&](auto* type, auto) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return with_types(params, [&]<class T>(T*, auto) {
     const int64_t values = 2 * matrix_values(static_cast<int>(params.dstate));
     const cudaError_t error = launch_kernel(
         turn_back_kernel<T>, warps(params.dim, values * sizeof(T)), stream, params, workspace);

@@ -89,8 +89,7 @@ cudaError_t launch(const MatrixForwardParams& params, const ScratchMemory& memor
   const matrix::Workspace workspace = layout.in(memory(layout.bytes));
   const cudaError_t error = matrix::reduce(params, workspace, stream);
   if (error != cudaSuccess) return error;
-  return matrix::with_types(params, [&](auto* type, auto own) {
-    using T = std::remove_pointer_t<decltype(type)>;
+  return matrix::with_types(params, [&]<class T>(T*, auto own) {
     return launch_kernel(matrix::forward_kernel<T, own>, matrix::shape_of_rows<T>(params), stream,
                          params, workspace);
   });

@@ -253,11 +253,8 @@ struct Row {
 /// Returns a launch with one block per row.
 template <class T>
 LaunchShape shape_of_rows(const ScanParams& params) {
-  LaunchShape shape;
-  shape.blocks = params.batch * params.dim;
-  shape.threads = kThreads;
-  shape.shared_bytes = Shared<T>(nullptr, static_cast<int>(params.dstate)).bytes;
-  return shape;
+  return {params.batch * params.dim, kThreads,
+          Shared<T>(nullptr, static_cast<int>(params.dstate)).bytes};
 }
 
 /// Calls visit with a null pointer of the compute type and the number of entries per lane, a

@@ -31,14 +31,6 @@ __device__ Complex<R> inverse_of(Complex<R> a) {
   return scale * reciprocal(scale * a);
 }
 
-template <class T>
-__device__ T sum_over_warp(T value) {
-  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-    value += shuffle_xor<kWarpSize>(value, mask);
-  }
-  return value;
-}
-
 __device__ inline int lane_index() {
   return static_cast<int>(threadIdx.x) % kWarpSize;
 }
@@ -326,7 +318,7 @@ template <class T, int kOwn>
 __device__ real_t<T> real_inner_product(const Entries<T, kOwn>& a, const Entries<T, kOwn>& b) {
   real_t<T> sum = real_of_product_conj(a.v[0], b.v[0]);
   if constexpr (kOwn == 2) sum += real_of_product_conj(a.v[1], b.v[1]);
-  return sum_over_warp(sum);
+  return sum_over_lanes(sum);
 }
 
 /// Returns Re(Σ a·b).
@@ -334,4 +326,5 @@ template <class T, int kOwn>
 __device__ real_t<T> real_product(const Entries<T, kOwn>& a, const Entries<T, kOwn>& b) {
   return real_inner_product(conjugate(a), b);
 }
+
 }  // namespace selective_scan::cuda::matrix

@@ -23,14 +23,8 @@ Launches launches_of_dense(DType dtype) {
 template <int kStates>
 Launches launches_of(DType dtype, bool is_dense) {
   if (is_dense) return launches_of_dense<kStates>(dtype);
-  switch (dtype) {
-    case DType::kFloat32:
-      return kLaunches<float, kStates, false>;
-    case DType::kBFloat16:
-      return kLaunches<BFloat16, kStates, false>;
-    default:
-      return kLaunches<Half, kStates, false>;
-  }
+  return with_element_type(
+      dtype, []<class Element>(Element*) { return kLaunches<Element, kStates, false>; });
 }
 template <class Plan>
 Launches launches_for(const ScanParams& params, const Plan& plan) {

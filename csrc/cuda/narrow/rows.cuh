@@ -204,7 +204,7 @@ __device__ __forceinline__ void write_row(char* row, const Tile<Shape>& tile, in
   if constexpr (kDense) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (i < steps) reinterpret_cast<Element*>(row)[i] = from_real<Element>(values.v[i]);
+      if (i < steps) reinterpret_cast<Element*>(row)[i] = to_element<Element>(values.v[i]);
     }
   } else {
     constexpr int kWords = kCount * sizeof(Element) / 4;

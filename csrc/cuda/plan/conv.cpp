@@ -1,6 +1,7 @@
 #include "conv.h"
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <limits>
 
@@ -8,12 +9,6 @@
 
 namespace selective_scan::cuda::conv {
 namespace {
-
-int log2_of(int64_t power) {
-  int bits = 0;
-  while ((int64_t{1} << bits) < power) ++bits;
-  return bits;
-}
 
 /// Returns whether vectors of `count` elements are aligned in every array if they are in the first:
 /// the arrays begin at the same position within a vector, and their strides (of dimensions larger
@@ -103,7 +98,8 @@ RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
   // A row may begin within a vector.
   const int64_t positions = is_aligned ? params.seqlen : params.seqlen + vector - 1;
   const int64_t vectors = ceil_div(positions, vector);
-  split.lane_bits = std::clamp(log2_of(vectors), 2, kWarpBits);
+  const auto wanted_lanes = std::bit_ceil(static_cast<uint64_t>(vectors));
+  split.lane_bits = std::clamp(std::countr_zero(wanted_lanes), 2, kWarpBits);
   const int64_t rounds = round_up(ceil_div(vectors, int64_t{split.lanes()}), ahead);
   const int64_t warps = ceil_div(params.batch * params.dim * split.lanes(), int64_t{kWarpSize});
   const int64_t wanted = std::clamp<int64_t>(kWantedWarps * multiprocessors / warps, 1,

@@ -6,12 +6,9 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <utility>
 
 #include "figures.h"
 
@@ -27,17 +24,12 @@ const Choice& choice_of(const Device& device) {
 
 /// dstate1 cannot cut time into segments. Without them, few channels with long sequences leave most
 /// of the device idle.
-bool has_enough_channels(const ScanParams& params, const Choice& figures, int window_warps) {
-  return params.seqlen <= figures.dstate1_most_steps * window_warps ||
+template <class Scratch>
+bool is_preferred(const ScanParams& params, const Device& device,
+                  const dstate1::Plan<Scratch>& plan) {
+  const Choice& figures = choice_of(device);
+  return params.seqlen <= figures.dstate1_most_steps * plan.window_warps ||
          params.batch * params.dim >= figures.dstate1_rows;
-}
-bool is_preferred(const ForwardParams& params, const Device& device,
-                  const dstate1::ForwardPlan& plan) {
-  return has_enough_channels(params, choice_of(device), plan.window_warps);
-}
-bool is_preferred(const BackwardParams& params, const Device& device,
-                  const dstate1::BackwardPlan& plan) {
-  return has_enough_channels(params, choice_of(device), plan.window_warps);
 }
 
 /// narrow's lanes have a channel each, so it takes calls with enough channels to keep a
@@ -122,32 +114,25 @@ bool takes(const Params& params, const Device& device, AnyPlan& any) {
          is_preferred(params, device, std::get<static_cast<size_t>(kPath)>(any.of_path));
 }
 
-/// The functions that make plans, in the order of Path. Those of paths that AnyPlan lacks refuse
-/// every call.
-template <class AnyPlan, class Params>
-using Make = Refusal (*)(const Params&, const Device&, AnyPlan&);
-template <class AnyPlan, class Params>
-constexpr auto kMakers = [] {
-  std::array<Make<AnyPlan, Params>, kPathNames.size()> makers;
-  makers.fill([](const Params&, const Device&, AnyPlan&) -> Refusal {
+/// Makes the plan of a path that is known at run time. `kIndex` is the first of the paths in
+/// question; AnyPlan may lack the last ones.
+template <size_t kIndex = 0, class AnyPlan, class Params>
+Refusal make_wanted(Path wanted, const Params& params, const Device& device, AnyPlan& any) {
+  if constexpr (kIndex == std::variant_size_v<decltype(AnyPlan::of_path)>) {
     return {"it has no backward pass"};
-  });
-  const auto set = [&]<size_t kIndex>() {
-    makers[kIndex] = &make<static_cast<Path>(kIndex), AnyPlan, Params>;
-  };
-  [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (set.template operator()<kIndices>(), ...);
-  }(std::make_index_sequence<std::variant_size_v<decltype(AnyPlan::of_path)>>());
-  return makers;
-}();
+  } else {
+    constexpr auto kPath = static_cast<Path>(kIndex);
+    return wanted == kPath ? make<kPath>(params, device, any)
+                           : make_wanted<kIndex + 1>(wanted, params, device, any);
+  }
+}
 
 template <class AnyPlan, class Params>
 AnyPlan choose(const Params& params, const Device& device, std::optional<Path> wanted) {
   AnyPlan plan;
   if (wanted) {
-    const auto path = static_cast<size_t>(*wanted);
-    if (const Refusal refusal = kMakers<AnyPlan, Params>[path](params, device, plan)) {
-      fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[path]) +
+    if (const Refusal refusal = make_wanted(*wanted, params, device, plan)) {
+      fail("SELECTIVE_SCAN_CUDA_KERNELS=" + std::string(kPathNames[static_cast<size_t>(*wanted)]) +
                " cannot run this call: ",
            refusal);
     }

@@ -19,7 +19,6 @@ class ScratchArray {
   constexpr ScratchArray() = default;  // an absent array
   explicit constexpr ScratchArray(int64_t offset) : offset_(offset) {}
 
-  constexpr int64_t offset() const { return offset_; }
   constexpr bool present() const { return offset_ >= 0; }
   /// Returns null for an absent array.
   template <class T = void>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../../core/params.h"
 #include "../kit/geometry.h"
 #include "../kit/packed_chunks.h"
 

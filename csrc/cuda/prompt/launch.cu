@@ -1,4 +1,5 @@
 // Launches of the prompt kernels.
+#include "../kit/launch_tools.h"
 #include "kernels.h"
 #include "plan.h"
 
@@ -65,11 +66,9 @@ Launch launch_for(const ForwardPlan& plan) {
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void* /*memory*/,
                 cudaStream_t stream) {
-  const DType dtype = params.u.dtype;
-  const Launch launch = dtype == DType::kFloat32   ? launch_for<float>(plan)
-                        : dtype == DType::kFloat16 ? launch_for<Half>(plan)
-                                                   : launch_for<BFloat16>(plan);
-  return launch(make_args(params, plan), plan.shape, stream);
+  return with_element_type(params.u.dtype, [&]<class Element>(Element*) {
+    return launch_for<Element>(plan)(make_args(params, plan), plan.shape, stream);
+  });
 }
 
 }  // namespace selective_scan::cuda::prompt

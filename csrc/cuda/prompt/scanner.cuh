@@ -258,7 +258,7 @@ class Scanner {
       }
       Elements result;
 #pragma unroll
-      for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = from_real<Element>(y.v[i]);
+      for (int i = 0; i < Pieces::kLength; ++i) result.v[i] = to_element<Element>(y.v[i]);
       write_piece<kAlong>(out_at_ + bytes_of(args_.out, p * Pieces::kPieceSteps), count_of(p, left),
                           result);
     }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void send_channel(const Block<W, kRows>& own, int64_t
       own.words(offset) + (row * own.params.inner + own.channels.first + local) / kWordValues;
   if constexpr (kWordValues == 2) {
     const float other = __shfl_xor_sync(kFullMask, value, kStride);
-    const Pack<W, 2> pair{{from_real<W>(value), from_real<W>(other)}};
+    const Pack<W, 2> pair{{to_element<W>(value), to_element<W>(other)}};
     if (is_sender && local % 2 == 0) send(word, bit_cast<uint32_t>(pair), epoch);
   } else if (is_sender) {
     send(word, value, epoch);

@@ -7,17 +7,6 @@
 #include "step.cuh"
 
 namespace selective_scan::cuda {
-namespace {
-
-template <class W>
-cudaError_t launch(const step::StepArgs& args, cudaStream_t stream) {
-  const auto kernel = args.plan.padded_rows > 8 ? &step::step_kernel<W, 16, 2>
-                      : args.plan.pairs_entries ? &step::step_kernel<W, 8, 2>
-                                                : &step::step_kernel<W, 8, 1>;
-  return launch_kernel(kernel, args.plan.shape, stream, args);
-}
-
-}  // namespace
 
 cudaError_t step_needs(const StepParams& params, StepNeeds& needs) {
   Device device;
@@ -34,14 +23,12 @@ cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaS
   step::StepArgs args{.params = params, .plan = {}, .workspace = workspace, .layers = {}};
   if (step::plan_step(params, device, args.plan)) return cudaErrorNotSupported;
   std::copy_n(params.layer, params.layers, args.layers);
-  switch (params.weight_dtype) {
-    case DType::kBFloat16:
-      return launch<BFloat16>(args, stream);
-    case DType::kFloat16:
-      return launch<Half>(args, stream);
-    default:
-      return launch<float>(args, stream);
-  }
+  return with_element_type(params.weight_dtype, [&]<class W>(W*) {
+    const auto kernel = args.plan.padded_rows > 8 ? &step::step_kernel<W, 16, 2>
+                        : args.plan.pairs_entries ? &step::step_kernel<W, 8, 2>
+                                                  : &step::step_kernel<W, 8, 1>;
+    return launch_kernel(kernel, args.plan.shape, stream, args);
+  });
 }
 
 }  // namespace selective_scan::cuda

@@ -2,7 +2,7 @@
 // that fetches weights and the warps that multiply follow the same order.
 #pragma once
 
-#include "kernels.h"
+#include "plan.h"
 
 namespace selective_scan::cuda::step {
 

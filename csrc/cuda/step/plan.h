@@ -145,6 +145,14 @@ struct StepPlan {
   }
 };
 
+/// The kernel's arguments.
+struct StepArgs {
+  StepParams params;  // whose `layer` points to host memory
+  StepPlan plan;
+  void* workspace;
+  StepLayer layers[kMostLayers];
+};
+
 /// Makes the plan of a call, or returns why the kernel cannot run a call of these sizes.
 Refusal plan_step(const StepParams& params, const Device& device, StepPlan& plan);
 

@@ -55,7 +55,7 @@ __device__ __forceinline__ void put_stream(const Block<W, kRows>& own, int layer
   StreamWord word;
   constexpr int kValues = 2 * Block<W, kRows>::kWordValues;
   if constexpr (kValues == 4) {
-    word.low = bit_cast<uint32_t>(Pack<W, 2>{{from_real<W>(value), from_real<W>(next)}});
+    word.low = bit_cast<uint32_t>(Pack<W, 2>{{to_element<W>(value), to_element<W>(next)}});
     word.high = __shfl_xor_sync(kFullMask, word.low, 2);
     add_other(2);
   } else {

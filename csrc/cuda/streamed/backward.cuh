@@ -33,7 +33,7 @@ namespace selective_scan::cuda::streamed {
 /// chunks that begin or end a sequence. kOwnInputSteps: the input has a separate step size
 /// (input_delta).
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap,
-          bool kPacked, bool kOwnInputSteps = false>
+          bool kPacked, bool kOwnInputSteps>
 __global__ void __launch_bounds__(kMaxThreads, 1)
     streamed_backward_kernel(const __grid_constant__ BackwardArgs args) {
   if constexpr (!kHasAsyncCopies) return;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   constexpr int kSize = size_of(kElements);
   constexpr int kStates = Shape::kStates;
   using States = Pack<T, kStates>;
-  using Sums = ChannelSums<Shape, needs_all_digits(kElements), !kHasIncrements<kMethod>>;
+  using Sums = ChannelSums<Shape, needs_all_digits(kElements), !kGoesByIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   [[maybe_unused]] const PackedChunks packed_chunks = args.packed_chunks();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
                                            work.first_state, params.dstate);
   };
 
-  auto ring = work.ring(args, layout, kVariable);
+  auto ring = work.ring(args, layout.ring, kVariable);
   if constexpr (kVariable) {
     // Of the data that this kernel reads, the previous kernel writes only B and C; earlier kernels
     // are complete.
@@ -143,7 +143,6 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       return ConstantWeights<kStates>(projections, poles);
     }
   }();
-  constexpr bool kIncrements = kHasIncrements<kMethod>;
   LaneSums<T, kStates> lane_sums;
   const GroupPlanes<Shape> planes(own + Shape::kPlanes, work.lane);
   GroupFinish<T, Shape, kMethod> group_finish(own + Shape::kPlanes, work.lane, D, has_z);
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     if constexpr (kVariable) {
       LaneRows at{first_row, slot + work.part * 16, own + Shape::kCheckpoints + work.lane * 16};
       States before = start;
-      if constexpr (kIncrements) {
+      if constexpr (kGoesByIncrements<kMethod>) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) before.v[s] = poles.A[s] * before.v[s];
       }
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
       States& before = inputs.before;
 #pragma unroll
       for (int s = 0; s < kStates; ++s) before.v[s] = weights.inverse_B.v[s] * start.v[s];
-      if constexpr (kIncrements) {
+      if constexpr (kGoesByIncrements<kMethod>) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
       }
@@ -388,7 +387,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   const BackwardLayout layout =
       BackwardLayout::make<Shape>(blockDim.x / kWarpSize, true, work.slices);
   const int own = layout.warps + work.warp * Shape::kWarpBytes;
-  auto ring = work.ring(args, layout, true);
+  auto ring = work.ring(args, layout.ring, true);
   if (!kHasBulkCopy || threadIdx.x == 0) wait_for_primary();
   ring.start();
   int steps = work.steps - (work.chunks - 1) * kChunk;
@@ -407,9 +406,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2)
   rows.keep_channel_values();
   const auto poles = work.load_poles(args.params);
   States carry{};
-  States factor;
-#pragma unroll
-  for (int s = 0; s < kStates; ++s) factor.v[s] = one<T>();
+  States factor = ones<T, kStates>();
   if constexpr (kPacked) {
     if (last_chunk.is_last) {
       factor = no_factor<T, kStates>();
@@ -461,36 +458,31 @@ template <class T, int kLaneBits, int kSize, Method kMethod, LaneMap kMap>
 cudaError_t StreamedSummary<T, kLaneBits, kSize, kMethod, kMap>::run(const BackwardArgs& args,
                                                                      const LaunchShape& shape,
                                                                      cudaStream_t stream) {
+  const auto launch = [&]<bool kPacked>() {
+    return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kMethod, kMap, kPacked>,
+                         shape, stream, args);
+  };
   if constexpr (kIsCommonBackward<T, true> && kMap == LaneMap::kChannels) {
-    if (args.params.packed.present()) {
-      return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kMethod, kMap, true>, shape,
-                           stream, args);
-    }
+    if (args.params.packed.present()) return launch.template operator()<true>();
   }
-  return launch_kernel(streamed_summary_kernel<T, kLaneBits, kSize, kMethod, kMap, false>, shape,
-                       stream, args);
+  return launch.template operator()<false>();
 }
 
 template <class T, int kLaneBits, Elements kElements, bool kVariable, Method kMethod, LaneMap kMap>
 cudaError_t StreamedBackward<T, kLaneBits, kElements, kVariable, kMethod, kMap>::run(
     const BackwardArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+  const auto launch = [&]<bool kPacked, bool kOwnInputSteps>() {
+    return launch_kernel(streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap,
+                                                  kPacked, kOwnInputSteps>,
+                         shape, stream, args);
+  };
   if constexpr (kIsCommonBackward<T, kVariable> && kMap == LaneMap::kChannels) {
-    if (args.params.packed.present()) {
-      return launch_kernel(
-          streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, true>, shape,
-          stream, args);
-    }
+    if (args.params.packed.present()) return launch.template operator()<true, false>();
   }
   if constexpr (kIsCommonBackward<T, kVariable> && has_all_kernels(kMethod)) {
-    if (args.row(Row::kInputDelta).present()) {
-      return launch_kernel(
-          streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, false, true>,
-          shape, stream, args);
-    }
+    if (args.row(Row::kInputDelta).present()) return launch.template operator()<false, true>();
   }
-  return launch_kernel(
-      streamed_backward_kernel<T, kLaneBits, kElements, kVariable, kMethod, kMap, false>, shape,
-      stream, args);
+  return launch.template operator()<false, false>();
 }
 
 }  // namespace selective_scan::cuda::streamed

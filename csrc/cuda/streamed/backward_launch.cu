@@ -6,7 +6,6 @@
 #include "../kit/kernel_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
-#include "../plan/segments.h"
 #include "backward_kernels.h"
 #include "backward_shape.h"
 #include "plan.h"
@@ -87,7 +86,7 @@ const KernelTables& tables_for(const ScanParams& params, int team_warps) {
 
 cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream, const StateExchange* exchange) {
-  BackwardParams params = in_chunks(call);
+  const BackwardParams params = in_chunks(call);
   const auto elements = static_cast<size_t>(elements_of(params.u.dtype));
   const LaneMapTables& maps = tables_for(params, plan.team_warps)[elements];
   const auto kernels = [&](LaneMap map) -> const Kernels& {
@@ -113,27 +112,19 @@ cudaError_t run(const BackwardParams& call, const BackwardPlan& plan, void* memo
     } else if (plan.flags > 0) {
       error = cudaMemsetAsync(args.done, 0, plan.flags * sizeof(int), stream);
     }
-    const int64_t segments = plan.geometry.segments;
-    if (error == cudaSuccess && (segments > 1 || wants_summary_alone(params))) {
+    if (error != cudaSuccess) return error;
+    const auto summarize = [&] {
       BackwardArgs summary = args;
       std::copy(plan.summary_rows.begin(), plan.summary_rows.end(), std::begin(summary.rows));
       summary.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
-      error = kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
-      const SegmentStates& states = args.workspace.segments;
-      if (error == cudaSuccess && wants_summary_alone(params)) {
-        return Summaries<T>::store_map(params, {}, params.dinitial_state, segments,
-                                       plan.padded_states, true, states, stream);
-      }
-      if (error == cudaSuccess && exchange != nullptr) {
-        error = exchange_states<T>(*exchange, params, segments, plan.padded_states, states, stream);
-        args.params.dlast_state = params.dlast_state;
-      }
-      if (error != cudaSuccess) return error;
-      error = Summaries<T>::combine(params, params.dlast_state, plan.geometry, plan.padded_states,
-                                    true, states, stream);
-    }
-    if (error == cudaSuccess) error = kernels(plan.map).run(args, plan.shape, stream);
-    if (error != cudaSuccess) return error;
+      return kernels(plan.summary_map).summarize(summary, plan.summary_shape, stream);
+    };
+    const auto scan = [&] { return kernels(plan.map).run(args, plan.shape, stream); };
+    error = plan.geometry.segments > 1 || wants_summary_alone(params)
+                ? run_in_segments<T>(args.params, plan.geometry.segments, plan.padded_states,
+                                     args.workspace.segments, exchange, stream, summarize, scan)
+                : scan();
+    if (error != cudaSuccess || wants_summary_alone(params)) return error;
     GradientParts parts{plan.geometry.sums_per_group, plan.geometry.segments * params.batch,
                         plan.padded_states, plan.team_warps};
     if (params.packed.present()) parts.chunks = args.packed_chunks();

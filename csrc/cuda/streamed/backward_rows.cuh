@@ -21,7 +21,7 @@ __device__ __forceinline__ float pass_gate(float z, float& gradient) {
 /// A warp's rows of one chunk. A lane's slice is consecutive steps of one channel
 /// (LaneMap::kSteps), whatever the rows' layout in memory. Without kGradients, there are only rows
 /// of Δ and dy. If kPacked, the chunks are those of packed sequences.
-template <class Shape, Elements kElements, LaneMap kMap, bool kGradients, bool kPacked = false>
+template <class Shape, Elements kElements, LaneMap kMap, bool kGradients, bool kPacked>
 class WarpRows {
   static constexpr int kSize = size_of(kElements);
   static_assert(!kPacked || kMap != LaneMap::kSteps);

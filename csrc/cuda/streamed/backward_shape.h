@@ -7,7 +7,6 @@
 #include "../../core/complex.h"
 #include "../kit/barrier_state.h"
 #include "../kit/config.h"
-#include "row_array.h"
 
 namespace selective_scan::cuda::streamed {
 
@@ -34,7 +33,6 @@ struct BackwardShape {
   static constexpr int kChannelBits = kWarpBits - kLaneBits;
   static constexpr int kChannels = 1 << kChannelBits;
   static constexpr int kPadded = kParts * kStates;
-  static constexpr int kWarps = 1;  // warps that share the states of a channel
 
   // Bytes of B and C of a step, and of a chunk.
   static constexpr int kHalfRow = kParts * kQuad * static_cast<int>(sizeof(float));

@@ -42,10 +42,6 @@ template <Method kMethod>
 constexpr bool kHasCoefficients =
     Formula<kMethod>::kAbarIsByRate && Formula<kMethod>::kBbarDependsOnA;
 
-/// True if scans go by ExactIncrements.
-template <Method kMethod>
-constexpr bool kHasIncrements = Formula<kMethod>::kHasIncrements;
-
 /// True if the forward sweep, which starts anew with every chunk, uses shorter complex exponentials
 /// than the backward sweep.
 template <Method kMethod, class T, int kSize>
@@ -77,7 +73,7 @@ struct LaneRows {
 
 /// The row of the input that multiplies a step's B: Δ·u, or u if scans go by increments.
 template <class Shape, Method kMethod>
-constexpr int kInputRow = kHasIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
+constexpr int kInputRow = kGoesByIncrements<kMethod> ? Shape::kU : Shape::kDeltaU;
 
 /// Returns a pole's constants for the forward sweep through a chunk.
 template <Method kMethod, class Math, int kSize, class T, int kStates>
@@ -95,16 +91,15 @@ __device__ __forceinline__ auto forward_constants(
   }
 }
 
-/// Takes h (if kIncrements, A·h) one step forward. Returns abar, or zeros if kIncrements.
-template <Method kMethod, bool kIncrements, class Math, int kSize, class T, int kStates,
-          class Constants>
+/// Takes h (A·h if scans go by increments) one step forward. Returns abar, or zeros if they do.
+template <Method kMethod, class Math, int kSize, class T, int kStates, class Constants>
 __device__ __forceinline__ Pack<T, kStates> step_forward(
     float delta, float input, const LanePoles<T, kStates, kSize, kMethod>& poles,
     const Constants (&constants)[kStates], const Pack<T, kStates>& B, Pack<T, kStates>& h) {
   Pack<T, kStates> abar{};
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
-    if constexpr (kIncrements) {
+    if constexpr (kGoesByIncrements<kMethod>) {
       ExactIncrements::StepCache<T> kept;
       h.v[s] = ExactIncrements::advance<ScanMathFor<kSize>, T>(delta, input, poles.constants[s],
                                                                h.v[s], B.v[s], kept);
@@ -122,7 +117,6 @@ template <class Shape, Method kMethod, int kSize, class T, int kStates>
 __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
                                               const LanePoles<T, kStates, kSize, kMethod>& poles,
                                               Pack<T, kStates>& h) {
-  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize, kHasShortSweep<kMethod, T, kSize>>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -140,7 +134,7 @@ __device__ __forceinline__ void sweep_forward(LaneRows at, int blocks,
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
       const auto B = shared_load<T, kStates>(at.projection + j * Shape::kRow);
-      step_forward<kMethod, kIncrements, Math>(delta.v[j], input.v[j], poles, constants, B, h);
+      step_forward<kMethod, Math>(delta.v[j], input.v[j], poles, constants, B, h);
     }
     at.row += kNextBlock;
     at.projection += kBlockSteps * Shape::kRow;
@@ -176,8 +170,9 @@ __device__ __forceinline__ void load_block(const LaneRows& at, BlockInputs<T, kS
 
 /// The states of a block of steps, computed from the one before it, and the intermediate values of
 /// its steps.
-template <Method kMethod, bool kIncrements, class T, int kStates>
+template <Method kMethod, class T, int kStates>
 struct BlockStates {
+  static constexpr bool kIncrements = kGoesByIncrements<kMethod>;
   using F = Formula<kMethod>;
   using StepCache = std::conditional_t<kIncrements, ExactIncrements::StepCache<T>,
                                        typename F::template StepCache<T>>;
@@ -257,10 +252,9 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
     const LanePoles<T, kStates, kSize, kMethod>& poles, const Pack<T, kStates>& before,
     Pack<T, kStates>& carry, LaneSums<T, kStates>& lane_sums, const Sums& channel_sums,
     typename Sums::Block& block_sums) {
-  constexpr bool kIncrements = kHasIncrements<kMethod>;
   constexpr bool kWeighted = Sums::kWeighted;
   const auto& [delta, input, dy, B] = inputs;
-  const BlockStates<kMethod, kIncrements, T, kStates> states(inputs, poles, before);
+  const BlockStates<kMethod, T, kStates> states(inputs, poles, before);
 
   BlockParts parts;
 #pragma unroll
@@ -277,7 +271,7 @@ __device__ __forceinline__ BlockParts sweep_block_backward(
       carry.v[s] = back.state;
       dB.v[s] = kWeighted ? back.input : states.scaled_input.v[j] * back.input;
       dC.v[s] = kWeighted ? after : scaled_dy * conj(after);
-      if constexpr (kIncrements) {
+      if constexpr (kGoesByIncrements<kMethod>) {
         const T w_b = back.input * conj(B[j].v[s]);
         lane_sums.dA.v[s] += states.gradient_of_A(inputs, poles, j, s, g, back);
         parts.x_A.v[j] += real(back.x);

@@ -85,7 +85,7 @@ struct LaneWork {
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       T pole = A.v[s];
-      if constexpr (kHasIncrements<kMethod>) pole = ScanMath::invertible(pole);
+      if constexpr (kGoesByIncrements<kMethod>) pole = ScanMath::invertible(pole);
       poles.A[s] = pole_scale<kMethod, T> * pole;
       poles.constants[s] = Formula<kMethod>::template constants<ScanMathFor<kSize>>(pole, series);
     }
@@ -97,12 +97,8 @@ struct LaneWork {
             params.dlast_state.present()};
   }
 
-  /// Returns the ring through which the segment's chunks come, last chunk first.
-  __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args,
-                                                                const BackwardLayout& layout,
-                                                                bool variable) const {
-    return ring(args, layout.ring, variable);
-  }
+  /// Returns the ring through which the segment's chunks come, last chunk first. Its slots begin at
+  /// byte `at` of shared memory.
   __device__ __forceinline__ ChunkRing<kBackwardRingSlots> ring(const BackwardArgs& args, int at,
                                                                 bool variable) const {
     const int chunk_bytes = slices * Shape::kChunkBytes;
@@ -258,7 +254,7 @@ __device__ __forceinline__ void store_results(
 #pragma unroll
   for (int s = 0; s < kStates; ++s) {
     dA.v[s] = static_cast<float>(Formula<kMethod>::kXScale) * dA.v[s];
-    if constexpr (kHasIncrements<kMethod>) {
+    if constexpr (kGoesByIncrements<kMethod>) {
       dA.v[s] = dA.v[s] * conj(reciprocal(poles.A[s]));
     }
   }

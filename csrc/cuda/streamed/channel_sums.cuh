@@ -137,7 +137,7 @@ class ChannelSums {
   __device__ __forceinline__ ChannelSums(const SumBarriers& barriers, int slots, int warp,
                                          int warps, float* target, int steps, int first_added,
                                          bool has_z)
-      : full_(static_cast<uint32_t>(__cvta_generic_to_shared(&barriers))),
+      : full_(shared_address(&barriers)),
         slots_(slots),
         warp_(warp),
         warps_(warps),

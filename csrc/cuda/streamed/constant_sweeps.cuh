@@ -78,7 +78,6 @@ template <class Shape, Method kMethod, bool kSumsOutputs, int kSize, int kStates
 __device__ __forceinline__ void sweep_constant_forward(
     int row, int record, int groups, const LanePoles<float, kStates, kSize, kMethod>& poles,
     Pack<float, kStates>& h, Pack<float, kStates>& sums) {
-  constexpr bool kIncrements = kHasIncrements<kMethod>;
   using Math = ScanMathFor<kSize>;
   decltype(forward_constants<kMethod, Math>(poles, 0)) constants[kStates];
 #pragma unroll
@@ -96,13 +95,13 @@ __device__ __forceinline__ void sweep_constant_forward(
     Pack<float, kStates> abar[kBlockSteps];
 #pragma unroll
     for (int j = 0; j < kBlockSteps; ++j) {
-      abar[j] = step_forward<kMethod, kIncrements, Math>(delta.v[j], input.v[j], poles, constants,
-                                                         ones<float, kStates>(), h);
+      abar[j] = step_forward<kMethod, Math>(delta.v[j], input.v[j], poles, constants,
+                                            ones<float, kStates>(), h);
       if constexpr (kSumsOutputs) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
           float state = h.v[s];
-          if constexpr (kIncrements) state *= poles.constants[s].inverse;
+          if constexpr (kGoesByIncrements<kMethod>) state *= poles.constants[s].inverse;
           sums.v[s] += dy.v[j] * state;
         }
       }
@@ -159,11 +158,11 @@ __device__ __forceinline__ BlockParts sweep_constant_backward(
     const ConstantInputs<kStates>& inputs, const LanePoles<float, kStates, kSize, kMethod>& poles,
     const ConstantWeights<kStates>& weights, Pack<float, kStates>& carry,
     LaneSums<float, kStates>& lane_sums) {
-  constexpr bool kIncrements = kHasIncrements<kMethod>;
+  constexpr bool kIncrements = kGoesByIncrements<kMethod>;
   constexpr bool kHasAbar = kKeepsAbar<kMethod> && kBlock == 0;
   const auto& rows = inputs.rows;
-  const BlockStates<kMethod, kIncrements, float, kStates> states(rows, poles, inputs.before,
-                                                                 kHasAbar ? inputs.abar : nullptr);
+  const BlockStates<kMethod, float, kStates> states(rows, poles, inputs.before,
+                                                    kHasAbar ? inputs.abar : nullptr);
   const auto& weights_of_x = kIncrements ? weights.BC : weights.ABC;
   BlockParts parts;
 #pragma unroll

@@ -20,7 +20,6 @@
 
 #include "../kit/bulk_copy.cuh"
 #include "../kit/launch_tools.h"
-#include "../kit/packed_bc.h"
 #include "../kit/states.cuh"
 #include "../kit/step_math.cuh"
 #include "forward_chunk.cuh"
@@ -392,8 +391,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
       saved += saved_stride;
     }
     if (has(kOutput)) {
-      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes, SharedOrder::kMemory>(
-          slice, planes, Shape::kPlane);
+      Values y = slice_from_shared<Shape::kChannels, Shape::kLanes>(slice, planes, Shape::kPlane);
       const Values this_u = Cursor::to_values(args.u, slice, raw_this_u);
 #pragma unroll
       for (int i = 0; i < Shape::kChannels; ++i) {

@@ -8,7 +8,7 @@
 #include "../kit/packed_chunks.cuh"
 #include "../kit/segments.h"
 #include "forward_shape.h"
-#include "row_slices.cuh"
+#include "row_array.h"
 
 namespace selective_scan::cuda::streamed {
 
@@ -19,7 +19,6 @@ struct ForwardArgs : ForwardGeometry {
   int64_t chunks = 0;                 // of a sequence; the most that packed sequences can have
   SegmentStates states;               // null if there is one segment
   const char* projections = nullptr;  // see PackedBC; null if B and C are constant
-  bool is_dependent = false;          // on the kernel that writes the projections
   bool summarizes_all = false;        // including the last segment
 
   /// Returns the chunks of packed sequences. A chunk of B and C has `chunk_bytes` bytes.
@@ -75,8 +74,6 @@ __device__ __forceinline__ BlockItem in_segment(BlockItem item, const PackedSegm
 
 template <class T, int kStates, int kLaneBits, Method kMethod>
 struct StreamedForward {
-  using Shape = WarpShape<T, kStates, kLaneBits>;
-
   static cudaError_t launch(const ForwardArgs& args, const LaunchShape& shape, cudaStream_t stream);
   /// Computes the map from the state that enters each segment to the one that leaves it. B and C
   /// are variable.

@@ -50,34 +50,20 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
   args.states = segment_states(plan.scratch, memory);
   void* const packed_bc = plan.scratch.packed_bc.in(memory);
   args.projections = static_cast<const char*>(packed_bc);
-  args.is_dependent = plan.shape.is_dependent;
-  cudaError_t error = cudaSuccess;
   if (packed_bc != nullptr) {
-    error = convert_projections(params, plan.padded_states, packed_bc, stream, plan.cuts);
+    const cudaError_t error =
+        convert_projections(params, plan.padded_states, packed_bc, stream, plan.cuts);
     if (error != cudaSuccess) return error;
   }
-  const auto finish = [&](auto type) {
-    using T = decltype(type);
-    if (!wants_summary_alone(params) && args.segments == 1)
-      return kernels.launch(args, plan.shape, stream);
-    args.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
-    error = kernels.summarize(args, stream);
-    if (error == cudaSuccess && wants_summary_alone(params)) {
-      return Summaries<T>::store_map(params, params.map_factor, params.last_state, args.segments,
-                                     plan.padded_states, false, args.states, stream);
-    }
-    if (error == cudaSuccess && exchange != nullptr) {
-      error = exchange_states<T>(*exchange, args.params, args.segments, plan.padded_states,
-                                 args.states, stream);
-    }
-    if (error != cudaSuccess) return error;
-    Geometry geometry;
-    geometry.segments = args.segments;
-    error = Summaries<T>::combine(params, args.params.initial_state, geometry, plan.padded_states,
-                                  false, args.states, stream);
-    return error == cudaSuccess ? kernels.launch(args, plan.shape, stream) : error;
+  const auto scan = [&] { return kernels.launch(args, plan.shape, stream); };
+  if (!wants_summary_alone(params) && args.segments == 1) return scan();
+  args.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
+  const auto summarize = [&] { return kernels.summarize(args, stream); };
+  const auto run_type = [&](auto type) {
+    return run_in_segments<decltype(type)>(args.params, args.segments, plan.padded_states,
+                                           args.states, exchange, stream, summarize, scan);
   };
-  return params.is_complex ? finish(Complex<float>{}) : finish(float{});
+  return params.is_complex ? run_type(Complex<float>{}) : run_type(float{});
 }
 
 }  // namespace selective_scan::cuda::streamed

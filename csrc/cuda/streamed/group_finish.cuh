@@ -92,7 +92,7 @@ class GroupFinish {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const float w_b = kFromInput * sums[0].v[i];
-      if constexpr (kHasIncrements<kMethod>) {
+      if constexpr (kGoesByIncrements<kMethod>) {
         du.v[i] = w_b + D_ * dy.v[i];
         ddelta.v[i] = sums[1].v[i] * slope.v[i];
       } else if constexpr (Shape::kHasInputDelta) {

@@ -17,7 +17,7 @@ namespace selective_scan::cuda::streamed {
 /// Starts an asynchronous copy to shared memory.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(int target, const char* source) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory())) + target;
+  const uint32_t address = shared_address(shared_memory()) + target;
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(source)
                  : "memory");
@@ -278,8 +278,7 @@ struct RowCopies {
     if constexpr (kTransposes) {
       // This lane passes the address of a step of matrix i; the lane gets the words of its channel.
       const int step = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
-      const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory())) + stage +
-                        tile_offset(step, 0);
+      const uint32_t from = shared_address(shared_memory()) + stage + tile_offset(step, 0);
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(raw.words[0]), "=r"(raw.words[1]), "=r"(raw.words[2]), "=r"(raw.words[3])
                    : "r"(from)

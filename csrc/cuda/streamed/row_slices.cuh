@@ -4,6 +4,7 @@
 // fetch() only starts loads: to_values() is the first to read the words, a chunk later.
 #pragma once
 
+#include "../kit/barriers.cuh"
 #include "../kit/elements.cuh"
 #include "../kit/geometry.cuh"
 #include "row_array.h"
@@ -168,7 +169,7 @@ class RowCursor {
     with_element_of<kSize>(slice.is_bfloat16, [&](auto type) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        elements[i] = bit_cast<Element>(from_real<decltype(type)>(values.v[i]));
+        elements[i] = bit_cast<Element>(to_element<decltype(type)>(values.v[i]));
       }
     });
     const auto store = [&](int i) {
@@ -303,9 +304,8 @@ enum class SharedOrder : int8_t { kScan, kMemory };
 /// Stores four floats to shared memory with one access. If the values come from several branches,
 /// the compiler would otherwise emit four stores, with bank conflicts.
 __device__ __forceinline__ void store_whole(float* row, float a, float b, float c, float d) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(row))),
-               "f"(a), "f"(b), "f"(c), "f"(d)
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "f"(a),
+               "f"(b), "f"(c), "f"(d)
                : "memory");
 }
 
@@ -349,19 +349,18 @@ __device__ __forceinline__ void clear_missing_steps(const LaneSlice& slice, int 
     }
   }
 }
-/// Returns the sum of the slices of kPlanes such arrays, which are `plane` floats apart.
-template <int kItems, int kPlanes = 1, SharedOrder kOrder = SharedOrder::kScan>
+/// Returns the sum of the slices of kPlanes such arrays, which are `plane` floats apart and have
+/// rows in the order of memory.
+template <int kItems, int kPlanes>
 __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slice,
-                                                           const float* rows, int plane = 0) {
-  const bool along_steps = slice.map == LaneMap::kSteps;
+                                                           const float* rows, int plane) {
   Slice<kItems> sum{};
 #pragma unroll
   for (int p = 0; p < kPlanes; ++p, rows += plane) {
     Slice<kItems> values;
-    if (along_steps) {
-      const int at = kOrder == SharedOrder::kMemory ? slice.position : slice.step;
-      values =
-          bit_cast<Slice<kItems>>(load_pack<float, kItems>(rows + slice.channel * kRowStride + at));
+    if (slice.map == LaneMap::kSteps) {
+      values = bit_cast<Slice<kItems>>(
+          load_pack<float, kItems>(rows + slice.channel * kRowStride + slice.position));
     } else if (slice.map == LaneMap::kStepPairs) {
 #pragma unroll
       for (int c = 0; c < kItems / 2; ++c) {
@@ -376,7 +375,7 @@ __device__ __forceinline__ Slice<kItems> slice_from_shared(const LaneSlice& slic
 #pragma unroll
     for (int i = 0; i < kItems; ++i) sum.v[i] = p == 0 ? values.v[i] : sum.v[i] + values.v[i];
   }
-  return along_steps && kOrder == SharedOrder::kScan && slice.is_backward ? reversed(sum) : sum;
+  return sum;
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
   using Shape = TeamShape<kWarps>;
   constexpr int kStates = Shape::kStates;
   using States = Pack<float, kStates>;
-  using Sums = ChannelSums<Shape, kSize == 4, !kHasIncrements<kMethod>>;
+  using Sums = ChannelSums<Shape, kSize == 4, !kGoesByIncrements<kMethod>>;
   const BackwardParams& params = args.params;
   const BlockOrder order(args);
   const LaneWork<Shape, float, kSize, kMethod> work(args, order.item(), kWarps);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     LaneRows at{first_row, slot + work.slice * Shape::kChunkBytes + work.part * 16,
                 own + Shape::kCheckpoints + work.lane * 16};
     States before = start;
-    if constexpr (kHasIncrements<kMethod>) {
+    if constexpr (kGoesByIncrements<kMethod>) {
 #pragma unroll
       for (int s = 0; s < kStates; ++s) before.v[s] *= poles.A[s];
     }

@@ -174,7 +174,7 @@ class TeamRows {
   /// Stores the rows to shared memory.
   __device__ __forceinline__ void put() const {
     Values input = kept_.u;
-    if constexpr (!kHasIncrements<kMethod>) {
+    if constexpr (!kGoesByIncrements<kMethod>) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) input.v[i] = delta_.v[i] * kept_.u.v[i];
     }
@@ -198,7 +198,7 @@ class TeamRows {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const float of_input = kFromInput * w_b.v[i];
-      if constexpr (kHasIncrements<kMethod>) {
+      if constexpr (kGoesByIncrements<kMethod>) {
         du_.v[i] = of_input + channel_value(i, 0) * dy.v[i];
         ddelta_.v[i] = x_A.v[i] * slope.v[i];
       } else {

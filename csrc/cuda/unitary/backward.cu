@@ -8,9 +8,9 @@ template <class T>
 cudaError_t run(const UnitaryBackwardParams& params, cudaStream_t stream) {
   return unitary::with_team<T>(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
-    const auto kernel = unitary::backward_kernel<T, lanes, states, variable>;
     constexpr int kBytes = sizeof(unitary::BackwardShared<T, lanes>);
-    return launch_kernel(kernel, {blocks, unitary::kThreads<T>, kBytes}, stream, params);
+    return launch_kernel(unitary::backward_kernel<T, lanes, states, variable>,
+                         {blocks, unitary::kThreads<T>, kBytes}, stream, params);
   });
 }
 

@@ -226,9 +226,7 @@ __global__ void __launch_bounds__(kThreads<T>, kBlocksPerMultiprocessor<T>)
     theta_at -= kRound * params.theta.step;
   }
 
-#pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) dD += shuffle_xor<kLanes>(dD, mask);
-  shared.dD[place.warp][thread_lane] = dD;
+  shared.dD[place.warp][thread_lane] = sum_over_lanes<kLanes>(dD);
 #pragma unroll 1
   for (int s = 0; s < kStates; ++s) {
     const int64_t n = place.lane + s * kLanes;

@@ -1,5 +1,7 @@
 #include "forward.cuh"
 
+#include "../kit/launch_tools.h"
+
 namespace selective_scan::cuda {
 namespace {
 
@@ -7,9 +9,8 @@ template <class T>
 cudaError_t run(const UnitaryForwardParams& params, cudaStream_t stream) {
   return unitary::with_team<T>(params, [&](auto lanes, auto states, auto variable) {
     const int64_t blocks = params.batches * unitary::Place<T, lanes>::num_blocks(params);
-    unitary::forward_kernel<T, lanes, states, variable>
-        <<<blocks, unitary::kThreads<T>, 0, stream>>>(params);
-    return cudaGetLastError();
+    return launch_kernel(unitary::forward_kernel<T, lanes, states, variable>,
+                         {blocks, unitary::kThreads<T>}, stream, params);
   });
 }
 

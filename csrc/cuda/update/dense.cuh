@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
     const auto pole = make_pole<DeviceMath>(A.v[s], kCommonMethod);
     const float h = after_step<kCommonMethod>(before[s], delta, x, pole, B[s]);
     y += C[s] * h;
-    states.v[s] = from_real<State>(h);
+    states.v[s] = to_element<State>(h);
   }
   store_pack(state, states);
   for (int distance = kLanes >> 1; distance > 0; distance >>= 1) {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kUpdateThreads, fitting_blocks(kUpdateThreads,
   if (!is_writer) return;
   const float z = to_real(raw_z);
   const float D = raw_D.value(args.parameters);
-  args.out[at] = from_real<Input>((y + D * x) * (z * device_sigmoid(z)));
+  args.out[at] = to_element<Input>((y + D * x) * (z * device_sigmoid(z)));
 }
 
 template <class State, class Input>

@@ -1,5 +1,5 @@
 // Launches of the state update.
-#include "../../core/complex.h"
+#include "../kit/launch_tools.h"
 #include "../launch.h"
 #include "kernels.h"
 
@@ -19,15 +19,10 @@ cudaError_t launch_dense(const UpdateArgs& args, cudaStream_t stream) {
 /// Returns the launch of one of the instances in instantiations.py.
 auto find_launch(const UpdateParams& params, const UpdatePlan& plan) {
   if (plan.is_dense) {
-    const bool is_single = params.state.dtype == DType::kFloat32;
-    switch (params.x.dtype) {
-      case DType::kBFloat16:
-        return is_single ? &launch_dense<float, BFloat16> : &launch_dense<BFloat16, BFloat16>;
-      case DType::kFloat16:
-        return is_single ? &launch_dense<float, Half> : &launch_dense<Half, Half>;
-      default:
-        return &launch_dense<float, float>;
-    }
+    return with_element_type(params.x.dtype, [&]<class Input>(Input*) {
+      return params.state.dtype == DType::kFloat32 ? &launch_dense<float, Input>
+                                                   : &launch_dense<Input, Input>;
+    });
   }
   const bool many = plan.many_packs;
   if (params.is_complex && params.is_double) {

@@ -1,13 +1,16 @@
+// Chunked prefill: loads states from a pool, scans the packed sequences, and stores the states
+// back, including the intermediate ones that are wanted as checkpoints.
+//
 // A checkpoint is computed from the last state that the scan saved before it: a thread advances one
 // state of one channel from there, by less than a chunk of steps. Checkpoints at chunk boundaries
 // and at the end of a sequence are copies. Bound by latency, which the many threads of all
 // checkpoints hide.
-#include "checkpoints.h"
-
 #include "../../core/method_table.h"
 #include "../kit/launch_tools.h"
 #include "../kit/slot_rows.cuh"
+#include "../kit/state_slots.h"
 #include "../kit/states.cuh"
+#include "../launch.h"
 
 namespace selective_scan::cuda {
 namespace {
@@ -28,8 +31,7 @@ struct KnownState {
     const PackedSequences& packed = params.packed;
     const int64_t begin = packed.begin(checkpoint.sequence);
     const auto value_in = [&](const ArrayView& view) {
-      return load_component<T>(
-          view, checkpoint.sequence * view.batch + channel * view.channel + state * view.state);
+      return load_component<T>(view, state_offset(view, checkpoint.sequence, channel, state));
     };
     const int64_t chunks = checkpoint.steps / kChunk;
     if (begin + checkpoint.steps == packed.end(checkpoint.sequence)) {
@@ -81,19 +83,29 @@ __global__ void __launch_bounds__(kSlotThreads)
       }
     });
     const ArrayView& pool = params.slots.pool;
-    store_component(pool,
-                    checkpoint.slot * pool.batch + channel * pool.channel + state * pool.state, h);
+    store_component(pool, state_offset(pool, checkpoint.slot, channel, state), h);
   });
 }
 
-}  // namespace
-
+/// Writes the checkpoints to their slots. The scan must have saved its states.
 cudaError_t store_checkpoints(const PrefillParams& params, cudaStream_t stream) {
   const CheckpointArgs args{params, SlotRows(params.slots, params.checkpoint_candidates())};
   if (args.rows.rows == 0 || params.packed.count == 0) return cudaSuccess;
   return with_state_type(params, [&]<class T>(T*) {
     return launch_kernel(checkpoints_kernel<T>, args.rows.shape(), stream, args);
   });
+}
+
+}  // namespace
+
+cudaError_t launch(const PrefillParams& params, const ScratchMemory& memory, cudaStream_t stream) {
+  cudaError_t error = load_slots(params.slots, params.initial_state, stream);
+  if (error == cudaSuccess) {
+    error = launch(static_cast<const ForwardParams&>(params), memory, stream);
+  }
+  if (error == cudaSuccess) error = store_checkpoints(params, stream);
+  if (error != cudaSuccess) return error;
+  return store_slots(params.slots, params.last_state, params.packed, params.out, stream);
 }
 
 }  // namespace selective_scan::cuda

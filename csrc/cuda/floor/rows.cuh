@@ -2,10 +2,10 @@
 // memory.
 #pragma once
 
-#include "../kit/config.h"
 #include "../kit/elements.cuh"
+#include "layout.h"
 
-namespace selective_scan::cuda {
+namespace selective_scan::cuda::floor {
 
 /// The steps of a chunk for 2^row_bits rows, ordered so that adjacent threads access elements along
 /// rows or along steps, whichever are closer in memory.
@@ -88,4 +88,4 @@ struct ElementTile {
   }
 };
 
-}  // namespace selective_scan::cuda
+}  // namespace selective_scan::cuda::floor
