@@ -144,6 +144,21 @@ def test_what_is_absent_on_purpose_says_so(compat_modules, name):
     assert not hasattr(importlib.import_module(parent), last)
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [("mamba_ssm.modules.mamba2", "Mamba2"), ("mamba_ssm.modules.mha", "MHA")]
+)
+def test_a_class_that_is_not_covered_refuses_where_it_is_constructed(compat_modules, module, name):
+    """MambaTS and LC-PLM import these classes beside Mamba, without a use for them."""
+    refused = getattr(importlib.import_module(module), name)
+    derived = type("Derived", (refused,), {})
+    for cls in (refused, derived):
+        assert issubclass(cls, nn.Module)
+        assert not isinstance(make_mamba(), cls)
+        sentence = rf"^selective_scan\.compat has no {name}: .+, see docs/integrations\.md$"
+        with pytest.raises(NotImplementedError, match=sentence):
+            cls(16, layer_idx=0)
+
+
 # --- Mamba and Block ------------------------------------------------------------------------------
 
 

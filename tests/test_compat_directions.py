@@ -130,6 +130,14 @@ def test_bimamba_is_v2_by_another_name():
     assert make("v2", bimamba=True).state_dict().keys() == layer.state_dict().keys()
 
 
+def test_no_type_is_one_direction():
+    """Pan-Mamba passes None; whatever a fork does not know means one direction there."""
+    layer = make(None)
+    assert layer.bimamba_type == "none"
+    assert [*layer.state_dict()] == [*MambaMixer(12, 4).state_dict()]
+    layer.step(torch.randn(2, 1, 12), *layer.allocate_inference_cache(2, 1))
+
+
 @pytest.mark.parametrize("bimamba_type", TYPES)
 def test_autocast(bimamba_type, device):
     layer = make(bimamba_type, init_layer_scale=0.5).to(device)
@@ -323,7 +331,7 @@ def test_a_scale_goes_with_states():
     ("options", "message"),
     [
         ({"bimamba_type": "v4"}, "bimamba_type must be one of none, v1, v2, v3, got 'v4'"),
-        ({"bimamba_type": None}, "bimamba_type must be one of none, v1, v2, v3, got None"),
+        ({"bimamba_type": False}, "bimamba_type must be one of none, v1, v2, v3, got False"),
         ({"bimamba_type": "v1", "bimamba": True}, "bimamba_type must be 'none' or 'v2' where"),
         ({"bimamba": 1}, "bimamba must be a bool, got 1"),
         ({"if_divide_out": 1}, "if_divide_out must be a bool, got 1"),

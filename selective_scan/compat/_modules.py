@@ -77,7 +77,9 @@ MODULES = {
     "mamba_ssm.models.mixer_seq_simple": Contents(_from(f"{_HERE}.mixer_seq_simple", _MODELS)),
     "mamba_ssm.modules": Contents(),
     "mamba_ssm.modules.block": Contents(_from(f"{_HERE}.block", "Block")),
+    "mamba_ssm.modules.mamba2": Contents(_from(f"{_HERE}.refused", "Mamba2")),
     "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
+    "mamba_ssm.modules.mha": Contents(_from(f"{_HERE}.refused", "MHA")),
     "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
     "mamba_ssm.ops": Contents(),
     "mamba_ssm.ops.selective_scan_interface": Contents(
@@ -139,11 +141,13 @@ def _absent(reason: str, names: str) -> dict[str, str]:
     return {f"mamba_ssm.{name}": reason for name in names.split()}
 
 
-# The parts of mamba_ssm that are absent on purpose, each with the reason.
+# The parts of mamba_ssm that are absent on purpose, each with the reason. Programs that have other
+# code for a package without Mamba-2 look for mamba_ssm.Mamba2 or functions of its SSD, so these are
+# absent. In contrast, compat.refused has the classes that programs import without looking.
 ABSENT = (
     _absent(
         "Mamba-2 and its SSD are not covered",
-        "Mamba2 modules.mamba2 modules.mamba2_simple modules.ssd_minimal ops.triton.ssd_bmm "
+        "Mamba2 modules.mamba2_simple modules.ssd_minimal ops.triton.ssd_bmm "
         "ops.triton.ssd_chunk_scan ops.triton.ssd_chunk_state ops.triton.ssd_combined "
         "ops.triton.ssd_state_passing ops.triton.layernorm_gated ops.triton.k_activations",
     )
@@ -151,6 +155,5 @@ ABSENT = (
         "Mamba-3 is not covered",
         "Mamba3 modules.mamba3 ops.triton.mamba3 ops.cute ops.tilelang",
     )
-    | _absent("attention is not covered", "modules.mha")
     | _absent("tensor parallelism is that of selective_scan.distributed", "distributed")
 )

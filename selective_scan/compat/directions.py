@@ -207,12 +207,14 @@ class DirectedMixer(MambaMixer):
 
     def _add_directions(
         self,
-        bimamba_type: str,
+        bimamba_type: str | None,
         if_divide_out: bool,
         init_layer_scale: float | None,
         nslices: int | None,
         bimamba: bool,
     ) -> None:
+        if bimamba_type is None:
+            bimamba_type = "none"
         check_choice("bimamba_type", bimamba_type, tuple(_DIRECTIONS))
         check_flag("if_divide_out", if_divide_out)
         if nslices is None:

@@ -47,7 +47,7 @@ class Mamba(DirectedMixer):
             names that end in _b, for the sequence from its last step to its first. "v3" also adds a
             third set, _s, for the sequence across slices: the first steps of all slices, then the
             second ones, and so on. The results are added before out_proj. States and `step` are
-            then not supported, because the output depends on later steps.
+            then not supported, because the output depends on later steps. None is "none".
         if_divide_out: whether the sum of "v2" or "v3" is divided by the number of directions, as
             Vim's fork does for "v2" and Vivim's always does for "v3"; has no effect on other types.
         init_layer_scale: the initial value of a parameter gamma, (d_model,), by which the result
@@ -91,7 +91,7 @@ class Mamba(DirectedMixer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        bimamba_type: str = "none",
+        bimamba_type: str | None = "none",
         if_divide_out: bool = False,
         init_layer_scale: float | None = None,
         nslices: int | None = None,
