@@ -147,6 +147,14 @@ def test_bfloat16(kind, device):
     assert_as_exact(problems, 0.02)
 
 
+def test_a_layer_is_one_node(device):
+    mixer, x = make("mamba", device).backbone.layers[0].mixer, torch.randn(2, 9, 32, device=device)
+    with integration.enable():
+        assert type(mixer(x).grad_fn).__name__ == "mamba_innerBackward"
+        masked = mixer(x, attention_mask=torch.ones(2, 9, device=device))
+        assert type(masked.grad_fn).__name__ != "mamba_innerBackward"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_checkpointing(kind, device):
     model, inputs = make(kind, device).train(), draw(device)
@@ -255,6 +263,20 @@ def test_steps_after_a_prompt(kind, device):
     expected = advance(model, chunks)
     with integration.enable():
         assert_near(advance(model, chunks), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_scans_and_convolutions_are_ours(kind, device):
+    model, tokens = make(kind, device), draw(device, seqlen=9)["input_ids"]
+    mixers = [it for it in model.modules() if type(it).__name__ == integration._MIXERS[kind]]
+    if kind == "mamba":  # so that its token goes by parts, too
+        mixers[0].out_proj.register_forward_hook(lambda *_: None)
+    with integration.enable(), Ops() as ops:
+        advance(model, tokens.split([8, 1], dim=1))
+    heads = getattr(mixers[0], "n_mamba_heads", 1)
+    of_prompt = ["causal_conv1d_fwd", *heads * ["selective_scan_fwd"]]
+    of_token = ["causal_conv1d_update", *heads * ["selective_state_update"]]
+    assert ops.names == len(mixers) * of_prompt + len(mixers) * of_token
 
 
 def ops_of_tokens(model, tokens, **options):
