@@ -331,11 +331,14 @@ def test_a_scale_goes_with_states():
         ({"init_layer_scale": "1"}, "init_layer_scale must be a finite number, got '1'"),
         ({"init_layer_scale": float("nan")}, "init_layer_scale must be a finite number, got nan"),
         ({"nslices": 0}, "nslices must be an integer of at least 1, got 0"),
+        ({"d_model": 0}, "d_model must be an integer of at least 1, got 0"),
+        ({"expand": 0}, "expand must be a positive finite number, got 0"),
+        ({"expand": 1e308}, "expand·d_model must be a positive finite number, got inf"),
     ],
 )
 def test_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        Mamba(12, **options)
+        Mamba(**{"d_model": 12} | options)
 
 
 def test_slices_that_do_not_divide_the_sequence():

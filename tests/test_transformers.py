@@ -176,13 +176,39 @@ def test_compiled_model(kind, device):
         assert_near(solve(model, inputs), expected)
 
 
-def test_other_activations_are_left_to_transformers(device):
-    model, inputs = make("mamba", device, hidden_act="gelu").train(), draw(device)
+@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"conv_kernel": 9}], ids=str)
+def test_what_our_kernels_do_not_compute_is_left_to_transformers(change, device):
+    model, inputs = make("mamba", device, **change).train(), draw(device)
     expected = solve(model, inputs)
     with integration.enable():
         assert_near(solve(model, inputs), expected)
         generated = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     assert torch.equal(generated, model.generate(**inputs, max_new_tokens=4, do_sample=False))
+
+
+def test_packed_sequences_are_left_to_transformers():
+    """Its own convolution in PyTorch does not separate them, but one of another package does."""
+    given = []
+    convolve = integration._convolve(lambda *own, **others: given.append(others))
+    x, weight, seq_idx = torch.randn(1, 4, 6), torch.randn(4, 3), torch.zeros(1, 6).int()
+    assert convolve(x, weight, None, "silu", seq_idx=None).shape == x.shape
+    assert given == []
+    convolve(x, weight, None, "silu", seq_idx=seq_idx)
+    assert given == [{"seq_idx": seq_idx}]
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_the_operator_of_a_layer_of_mamba_ssm_is_not_called(kind, monkeypatch, device):
+    """It ignores the padding of a mask, and models in training call it if it is installed."""
+    calls = []
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    monkeypatch.setattr(module, "mamba_inner_fn", lambda *_, **options: calls.append(kind))
+    model, inputs = make(kind, device).train(), draw(device, padding=5)
+    with integration.enable():
+        solve(model, inputs)
+        assert calls == []
+    solve(model, inputs)
+    assert len(calls) == 2
 
 
 def test_what_hooks_and_adapters_do_counts(device):
