@@ -269,9 +269,11 @@ def states(cache):
     }
 
 
-def advance(model, chunks, **inputs):
+def advance(model, chunks, records_past=False):
     """Returns the logits of tokens that come in chunks, with a cache, and the cache's states."""
     cache = transformers.DynamicCache(config=model.config)
+    if records_past:
+        cache.activate_past_recording()
     name = (
         "cache_params"
         if "amba" in type(model).__name__[:11] and hasattr(model, "backbone")
@@ -282,13 +284,23 @@ def advance(model, chunks, **inputs):
     return {"logits": torch.cat(logits, 1), **states(cache)}
 
 
+@pytest.mark.parametrize("sizes", [[12, 1, 1, 1, 1], [1, 1, 1]], ids=["many", "one"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_after_a_prompt(kind, device):
-    model, tokens = make(kind, device), draw(device, seqlen=16)["input_ids"]
-    chunks = tokens.split([12, 1, 1, 1, 1], dim=1)
-    expected = advance(model, chunks)
+def test_steps_after_a_prompt(kind, sizes, device):
+    model, tokens = make(kind, device), draw(device, seqlen=sum(sizes))["input_ids"]
+    expected = advance(model, tokens.split(sizes, dim=1))
     with integration.enable():
-        assert_near(advance(model, chunks), expected)
+        assert_near(advance(model, tokens.split(sizes, dim=1)), expected)
+
+
+def test_a_cache_may_record_the_past(device):
+    """Then its convolutions' states grow with every token."""
+    model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
+    chunks = tokens.split([6, 1, 1, 1], dim=1)
+    expected = advance(model, chunks, records_past=True)
+    assert expected["0.conv_states"].shape[-1] > advance(model, chunks)["0.conv_states"].shape[-1]
+    with integration.enable():
+        assert_near(advance(model, chunks, records_past=True), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
