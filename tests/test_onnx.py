@@ -180,13 +180,18 @@ def test_a_long_sequence_goes_by_chunks(normal, check):
     def function(backend, a, b):
         return diagonal_scan_fn(a, b, backend=backend)
 
-    check(function, normal(BATCH, 3, 300).sin(), normal(BATCH, 3, 300))
+    program = check(function, normal(BATCH, 3, 300).sin(), normal(BATCH, 3, 300))
+    assert program.operators["Scan"] == 1
+    assert program.operators["LinearAttention"] == (program.opset == 27)
 
 
 def test_double_precision(normal, tmp_path):
     u, delta, *others = (tensor.double() for tensor in scanned(normal)[:5])
     given = (u, delta.abs(), *others)
-    program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27)
+    names = {"input_names": ["u", "delta", "A", "B", "C"], "output_names": ["y"]}
+    program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27, **names)
+    assert [it.name for it in program.model.graph.input] == names["input_names"]
+    assert [it.name for it in program.model.graph.output] == names["output_names"]
     assert_close(program(*given), selective_scan_fn(*given, backend="reference"), 1e-12)
 
 
