@@ -176,7 +176,9 @@ def test_compiled_model(kind, device):
         assert_near(solve(model, inputs), expected)
 
 
-@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"conv_kernel": 9}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "gelu"}, {"conv_kernel": 9}, {"conv_kernel": 1}], ids=str
+)
 def test_what_our_kernels_do_not_compute_is_left_to_transformers(change, device):
     model, inputs = make("mamba", device, **change).train(), draw(device)
     expected = solve(model, inputs)
