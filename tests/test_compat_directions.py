@@ -11,6 +11,7 @@ from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
 from layers import by_steps, copies_of
+from opchecks import nodes_of
 from selective_scan import MambaMixer, _library, causal_conv1d_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
 
@@ -89,6 +90,14 @@ def test_a_layer(bimamba_type, use_fast_path, dtype, device):
         layer = make(bimamba_type, **options, dtype=dtype).to(device)
         hidden = torch.randn(2, 21, 12, dtype=dtype, device=device)
         assert assert_like_plain(layer, hidden).dtype == dtype
+
+
+@pytest.mark.parametrize("use_fast_path", [True, False])
+@pytest.mark.parametrize(("bimamba_type", "count"), [("none", 1), ("v1", 1), ("v2", 2), ("v3", 3)])
+def test_the_fast_path_is_one_node_for_each_set_of_parts(bimamba_type, count, use_fast_path):
+    nodes = nodes_of(make(bimamba_type, use_fast_path=use_fast_path)(torch.randn(2, 6, 12)))
+    assert nodes["mamba_innerBackward"] == (count if use_fast_path else 0)
+    assert nodes["causal_conv1dBackward"] == (0 if use_fast_path else count)
 
 
 @pytest.mark.parametrize("seqlen", [3, 6, 300])

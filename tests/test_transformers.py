@@ -273,7 +273,7 @@ def states(cache):
 
 def advance(model, chunks, records_past=False):
     """Returns the logits of tokens that come in chunks, with a cache, and the cache's states."""
-    cache = transformers.DynamicCache(config=model.config)
+    cache, logits = transformers.DynamicCache(config=model.config), []
     if records_past:
         cache.activate_past_recording()
     name = (
@@ -282,7 +282,10 @@ def advance(model, chunks, records_past=False):
         else "past_key_values"
     )
     with torch.no_grad():
-        logits = [model(chunk, use_cache=True, **{name: cache}).logits for chunk in chunks]
+        for number, chunk in enumerate(chunks):
+            logits.append(model(chunk, use_cache=True, **{name: cache}).logits)
+            if records_past and number == 0:
+                cache.crop(0)  # keeps what the next token needs
     return {"logits": torch.cat(logits, 1), **states(cache)}
 
 
