@@ -401,15 +401,34 @@ def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
 
 
 @posix_only
-def test_cuda_home_goes_before_path(setup, monkeypatch, tmp_path):
-    on_path = write_nvcc(tmp_path / "path", "12.4")
-    in_home = write_nvcc(tmp_path / "home", "13.0")
+def test_a_toolkit_without_nvcc_is_not_that_of_a_wrapper(setup, tmp_path):
+    wrapper = write_nvcc(tmp_path / "cuda", "13.0", home=tmp_path / "elsewhere")
+    assert setup.cuda.Toolkit.ask(str(wrapper)).home == str(tmp_path / "cuda")
+
+
+@posix_only
+def test_a_program_that_is_no_nvcc_is_refused(setup, tmp_path):
+    nvcc = write_nvcc(tmp_path, "13.0")
+    nvcc.write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match="nvcc does not answer as nvcc does; set CUDA_HOME to"):
+        setup.cuda.Toolkit.ask(str(nvcc))
+
+
+@posix_only
+def test_cuda_home_goes_before_path_and_usual_places(setup, monkeypatch, tmp_path):
+    on_path, in_home, *usual = (
+        write_nvcc(tmp_path / name, "13.0") for name in ("path", "home", "cuda-12.8", "cuda-13.0")
+    )
+    places = [str(nvcc.parent.parent) for nvcc in usual]
+    monkeypatch.setattr(setup.cuda.glob, "glob", lambda it: places if it.endswith("-*") else [])
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", str(on_path.parent))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     assert setup.cuda.find_nvcc() == str(in_home)
     monkeypatch.delenv("CUDA_HOME")
     assert setup.cuda.find_nvcc() == str(on_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.cuda.find_nvcc() == str(usual[1])  # the newest
 
 
 @pytest.mark.parametrize(
