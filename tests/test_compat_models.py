@@ -1,5 +1,6 @@
 """mamba_ssm's language model by its import paths: weights, checkpoints, training, refusals."""
 
+import copy
 import dataclasses
 import json
 import sys
@@ -347,6 +348,28 @@ def test_single_tokens_see_what_was_changed(change, fused):
     logits = model(tokens).logits
     assert error(logits, plain) > 0.1
     assert error(step_by_step(model, tokens), logits) < 1e-5
+
+
+def test_views_of_states_are_kept_while_these_are_the_same():
+    """States may be replaced between tokens, and come in and out of inference mode."""
+    model, tokens = make_model().requires_grad_(False), torch.randint(VOCAB, (2, 9))
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    logits = [model(tokens[:, :4], inference_params=params).logits]
+    views = []
+    for params.seqlen_offset in range(4, 9):
+        if params.seqlen_offset == 7:
+            old = params.key_value_memory_dict
+            params.key_value_memory_dict = copy.deepcopy(old)
+            for states in old.values():
+                for state in states:
+                    state.fill_(torch.nan)
+        token = tokens[:, params.seqlen_offset : params.seqlen_offset + 1]
+        with torch.inference_mode(params.seqlen_offset == 4):
+            logits.append(model(token, inference_params=params).logits)
+        views.append(params._selective_scan_states)
+    assert error(torch.cat(logits, 1), model(tokens).logits) < 1e-5
+    assert views == [views[0]] * 3 + [views[3]] * 2
+    assert views[0] is not views[3]
 
 
 def test_a_head_learns_from_single_tokens():
