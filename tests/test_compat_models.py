@@ -130,12 +130,22 @@ def test_gated_mlp(device):
 
 
 def test_calls_of_version_1():
-    """Calls of version 1, which had no d_intermediate, run if they name their arguments."""
+    """Calls of version 1, which had no d_intermediate, run if they name their arguments. What they
+    leave out is as upstream."""
     from mamba_ssm.models.mixer_seq_simple import MixerModel, _init_weights, create_block
 
     block = create_block(DIM, ssm_cfg={"d_state": 4}, rms_norm=True, layer_idx=2)
     assert (block.layer_idx, block.mixer.layer_idx, block.mixer.d_state) == (2, 2, 4)
     block.apply(partial(_init_weights, n_layer=4, initializer_range=0.1))
+    plain = create_block(DIM)
+    assert type(plain.norm) is nn.LayerNorm
+    assert plain.norm.eps == 1e-5
+    assert not plain.fused_add_norm
+    assert not plain.residual_in_fp32
+    for is_rms in (False, True):
+        sizes = {"d_model": DIM, "n_layer": 1, "vocab_size": VOCAB}
+        model = MixerModel(**sizes, norm_epsilon=0.1, rms_norm=is_rms)
+        assert model.norm_f.eps == model.layers[0].norm.eps == 0.1
     model = MixerModel(d_model=DIM, n_layer=2, vocab_size=VOCAB, rms_norm=True)
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, DIM)
     with pytest.raises(ValueError, match="vocab_size must be an integer of at least 1, got None"):
