@@ -333,9 +333,10 @@ def test_prefill_of_one_sequence(normal, check):
     u, delta, z = normal(3, DIM, total)
     pools = normal(slots, DIM, DSTATE), normal(slots, DIM, 3)
     B, C = normal(2, 2, DSTATE, total)
-    A, bounds = -normal(DIM, DSTATE).exp(), torch.tensor([2, 9])
-    given = (u, *pools, normal(DIM, 4), delta, A, B, C, z, bounds)
-    check(*joined((prefill(*kind), given) for kind in ((1, True), (2, False), (-1, True))))
+    given = (u, *pools, normal(DIM, 4), delta, -normal(DIM, DSTATE).exp(), B, C, z)
+    # A sequence that ends beyond the last step ends there.
+    kinds = ((1, True, 9), (2, False, total + 3), (-1, True, 9))
+    check(*joined((prefill(*kind), (*given, torch.tensor([2, end]))) for *kind, end in kinds))
 
 
 def test_step_through_a_stack(normal, check):
