@@ -1,4 +1,6 @@
-"""Helpers for tests with opcheck and gradcheck, and a recorder of the ops that are called."""
+"""Helpers for tests with opcheck and gradcheck, and what records called ops and nodes of graphs."""
+
+from collections import Counter
 
 import pytest
 import torch
@@ -24,6 +26,17 @@ class Ops(TorchDispatchMode):
         if function.namespace == "selective_scan":
             self.names.append(function._opname)
         return function(*args, **(kwargs or {}))
+
+
+def nodes_of(out: torch.Tensor) -> Counter[str]:
+    """Counts the nodes of a result's graph by the names of their types."""
+    found, left = set(), [out.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            left += [other for other, _ in node.next_functions]
+    return Counter(type(node).__name__ for node in found)
 
 
 def opcheck_forward(op, arguments, tests=THOROUGH):

@@ -310,6 +310,18 @@ def test_fallback_by_environment(sources_only):
     assert json.loads(result.stdout)[0] == "ImportError"
 
 
+@pytest.mark.parametrize(
+    ("value", "is_on", "told"),
+    [(" ON ", True, []), ("yes", True, []), ("off", False, []), ("2", False, ["2"])],
+)
+def test_values_of_a_switch(value, is_on, told, monkeypatch, caplog):
+    monkeypatch.setenv("SELECTIVE_SCAN_ALLOW_FALLBACK", value)
+    assert _library._environment_switch("SELECTIVE_SCAN_ALLOW_FALLBACK") is is_on
+    assert (
+        re.findall("ALLOW_FALLBACK must be 0 or 1, got '(.*)'; it is ignored", caplog.text) == told
+    )
+
+
 def test_fallback_warns_once(without_kernels, caplog):
     inputs = inputs_on(SMALL, "cpu")
     with pytest.raises(ImportError, match="the CPU library"):

@@ -17,6 +17,7 @@ from torch import nn
 
 import selective_scan
 from layers import by_steps, copies_of, error
+from opchecks import Ops
 from selective_scan import MambaMixer, _library, compat
 from selective_scan.compat import _modules
 
@@ -192,6 +193,7 @@ def test_arguments_of_mamba(compat_modules):
     assert half.in_proj.weight.dtype == torch.bfloat16
     torch.testing.assert_close(half.A_log.exp(), torch.arange(1.0, 5).expand(24, 4))
     assert half.A_log._no_weight_decay
+    assert {it.device.type for it in make_mamba(device="meta").parameters()} == {"meta"}
 
 
 def from_meta(mamba):
@@ -311,7 +313,9 @@ def test_a_step_of_one_operator_leaves_the_states_of_its_parts(compat_modules, d
     states, wanted = (it.allocate_inference_cache(3, 1) for it in (mamba, by_parts))
     for _ in range(d_conv + 2):
         x = torch.randn(3, 1, 16)
-        out, *_ = mamba.step(x, *states)
+        with Ops() as ops:
+            out, *_ = mamba.step(x, *states)
+        assert (ops.names == ["s6_step"]) == (d_conv > 1)
         expected, *_ = by_parts.step(x.double(), *wanted)
         for actual, exact in zip((out, *states), (expected, *wanted), strict=True):
             torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-5)

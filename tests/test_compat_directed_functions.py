@@ -95,6 +95,12 @@ def test_arguments_are_those_of_the_fork():
     assert list(inspect.signature(bimamba_inner_fn).parameters) == with_projection
 
 
+def test_second_poles_must_be_given():
+    """Without them there would be one direction."""
+    with pytest.raises(TypeError, match="A_b must be a Tensor, got NoneType"):
+        bimamba_inner_fn(*arguments_of(bimamba_inner_fn, tensors_of() | {"A_b": None}))
+
+
 def test_the_import_path(compat_modules):
     import mamba_ssm.ops.selective_scan_interface as module
 

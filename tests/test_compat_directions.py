@@ -11,6 +11,7 @@ from torch import nn
 
 from directed import ROUNDING, assert_near, nudge, plain_layer
 from layers import by_steps, copies_of
+from opchecks import nodes_of
 from selective_scan import MambaMixer, _library, causal_conv1d_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
 
@@ -89,6 +90,14 @@ def test_a_layer(bimamba_type, use_fast_path, dtype, device):
         layer = make(bimamba_type, **options, dtype=dtype).to(device)
         hidden = torch.randn(2, 21, 12, dtype=dtype, device=device)
         assert assert_like_plain(layer, hidden).dtype == dtype
+
+
+@pytest.mark.parametrize("use_fast_path", [True, False])
+@pytest.mark.parametrize(("bimamba_type", "count"), [("none", 1), ("v1", 1), ("v2", 2), ("v3", 3)])
+def test_the_fast_path_is_one_node_for_each_set_of_parts(bimamba_type, count, use_fast_path):
+    nodes = nodes_of(make(bimamba_type, use_fast_path=use_fast_path)(torch.randn(2, 6, 12)))
+    assert nodes["mamba_innerBackward"] == (count if use_fast_path else 0)
+    assert nodes["causal_conv1dBackward"] == (0 if use_fast_path else count)
 
 
 @pytest.mark.parametrize("seqlen", [3, 6, 300])
@@ -339,11 +348,14 @@ def test_a_scale_goes_with_states():
         ({"init_layer_scale": "1"}, "init_layer_scale must be a finite number, got '1'"),
         ({"init_layer_scale": float("nan")}, "init_layer_scale must be a finite number, got nan"),
         ({"nslices": 0}, "nslices must be an integer of at least 1, got 0"),
+        ({"d_model": 0}, "d_model must be an integer of at least 1, got 0"),
+        ({"expand": 0}, "expand must be a positive finite number, got 0"),
+        ({"expand": 1e308}, "expand·d_model must be a positive finite number, got inf"),
     ],
 )
 def test_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        Mamba(12, **options)
+        Mamba(**{"d_model": 12} | options)
 
 
 def test_slices_that_do_not_divide_the_sequence():

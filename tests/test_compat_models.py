@@ -1,5 +1,6 @@
 """mamba_ssm's language model by its import paths: weights, checkpoints, training, refusals."""
 
+import copy
 import dataclasses
 import json
 import sys
@@ -129,12 +130,22 @@ def test_gated_mlp(device):
 
 
 def test_calls_of_version_1():
-    """Calls of version 1, which had no d_intermediate, run if they name their arguments."""
+    """Calls of version 1, which had no d_intermediate, run if they name their arguments. What they
+    leave out is as upstream."""
     from mamba_ssm.models.mixer_seq_simple import MixerModel, _init_weights, create_block
 
     block = create_block(DIM, ssm_cfg={"d_state": 4}, rms_norm=True, layer_idx=2)
     assert (block.layer_idx, block.mixer.layer_idx, block.mixer.d_state) == (2, 2, 4)
     block.apply(partial(_init_weights, n_layer=4, initializer_range=0.1))
+    plain = create_block(DIM)
+    assert type(plain.norm) is nn.LayerNorm
+    assert plain.norm.eps == 1e-5
+    assert not plain.fused_add_norm
+    assert not plain.residual_in_fp32
+    for is_rms in (False, True):
+        sizes = {"d_model": DIM, "n_layer": 1, "vocab_size": VOCAB}
+        model = MixerModel(**sizes, norm_epsilon=0.1, rms_norm=is_rms)
+        assert model.norm_f.eps == model.layers[0].norm.eps == 0.1
     model = MixerModel(d_model=DIM, n_layer=2, vocab_size=VOCAB, rms_norm=True)
     assert model(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, DIM)
     with pytest.raises(ValueError, match="vocab_size must be an integer of at least 1, got None"):
@@ -347,6 +358,28 @@ def test_single_tokens_see_what_was_changed(change, fused):
     logits = model(tokens).logits
     assert error(logits, plain) > 0.1
     assert error(step_by_step(model, tokens), logits) < 1e-5
+
+
+def test_views_of_states_are_kept_while_these_are_the_same():
+    """States may be replaced between tokens, and come in and out of inference mode."""
+    model, tokens = make_model().requires_grad_(False), torch.randint(VOCAB, (2, 9))
+    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
+    logits = [model(tokens[:, :4], inference_params=params).logits]
+    views = []
+    for params.seqlen_offset in range(4, 9):
+        if params.seqlen_offset == 7:
+            old = params.key_value_memory_dict
+            params.key_value_memory_dict = copy.deepcopy(old)
+            for states in old.values():
+                for state in states:
+                    state.fill_(torch.nan)
+        token = tokens[:, params.seqlen_offset : params.seqlen_offset + 1]
+        with torch.inference_mode(params.seqlen_offset == 4):
+            logits.append(model(token, inference_params=params).logits)
+        views.append(params._selective_scan_states)
+    assert error(torch.cat(logits, 1), model(tokens).logits) < 1e-5
+    assert views == [views[0]] * 3 + [views[3]] * 2
+    assert views[0] is not views[3]
 
 
 def test_a_head_learns_from_single_tokens():

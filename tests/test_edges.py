@@ -70,11 +70,16 @@ def test_no_batch_or_no_channels(sizes, is_complex, device):
         assert not value.grad.any()
 
 
+PACKED = {"complex": True, "B": "packed_grouped", "C": "packed_grouped"}
+
+
 @pytest.mark.parametrize("initial_state", [False, True])
-@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(
+    "kind", [{}, {"complex": True}, PACKED], ids=["real", "complex", "packed projections"]
+)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_an_empty_sequence_keeps_the_initial_state(initial_state, is_complex, reverse, device):
-    case = SMALL.with_(seqlen=0, initial_state=initial_state, complex=is_complex, reverse=reverse)
+def test_an_empty_sequence_keeps_the_initial_state(initial_state, kind, reverse, device):
+    case = SMALL.with_(seqlen=0, initial_state=initial_state, reverse=reverse, **kind)
     inputs = inputs_on(case, device)
     out, last_state = scan(case, inputs)
     assert out.shape == (case.batch, case.dim, 0)
@@ -99,12 +104,6 @@ def test_gradients_of_no_steps_are_zeros(function, is_complex, device):
     gradients = torch.autograd.grad(function(**inputs).sum(), list(inputs.values()))
     for value, gradient in zip(inputs.values(), gradients, strict=True):
         assert torch.equal(gradient, torch.zeros_like(value))
-
-
-def test_an_empty_sequence_of_packed_projections(device):
-    case = SMALL.with_(seqlen=0, complex=True, B="packed_grouped", C="packed_grouped")
-    out, _ = scan(case, inputs_on(case, device))
-    assert out.numel() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

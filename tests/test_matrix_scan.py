@@ -218,6 +218,15 @@ def test_matrices_that_are_not_normal_or_defective(kind, n, device):
         assert own <= max(8 * reference, 3e-7), (name, own, reference)
 
 
+def assert_near_reference(results, case, tensors):
+    """Asserts that results in fp32 are close to the reference's in fp64."""
+    exact, plain = exact_results(case, tensors), plain_results(case, tensors)
+    for name, value in results.items():
+        tol = tolerance(name, F32, False)
+        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
+        assert not reason, f"{name}: {reason}"
+
+
 @pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 def test_large_steps_exchange_rows(is_complex, base, device):
@@ -230,12 +239,7 @@ def test_large_steps_exchange_rows(is_complex, base, device):
     tensors["A"][:2] = permutation(6).to(tensors["A"].dtype)
     tensors["delta"] = torch.full_like(tensors["delta"], 2.0)
     tensors["delta"][:, 2:] = 5.0
-    exact = exact_results(case, tensors)
-    plain = plain_results(case, tensors)
-    for name, value in run(case, tensors, device).items():
-        tol = tolerance(name, F32, False)
-        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
-        assert not reason, f"{name}: {reason}"
+    assert_near_reference(run(case, tensors, device), case, tensors)
 
 
 @pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
@@ -246,12 +250,7 @@ def test_gradients_of_very_large_steps(is_complex, base, device):
     tensors = tensors_of(case)
     steps = torch.rand(tensors["delta"].shape, generator=generator(("steps", case.data)))
     tensors["delta"] = 5e3 + 1e4 * steps
-    exact = exact_results(case, tensors)
-    plain = plain_results(case, tensors)
-    for name, value in run(case, tensors, device).items():
-        tol = tolerance(name, F32, False)
-        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
-        assert not reason, f"{name}: {reason}"
+    assert_near_reference(run(case, tensors, device), case, tensors)
 
 
 @pytest.mark.parametrize("base", [BASE, EVENTS], ids=["", "input_delta"])
@@ -259,15 +258,9 @@ def test_gradients_of_very_large_steps(is_complex, base, device):
 def test_a_diagonal_matrix_is_the_diagonal_operator(is_complex, base, device):
     case = base.with_(complex=is_complex)
     tensors = make(case).tensors
-    exact = exact_results(case, tensors)
-    plain = plain_results(case, tensors)
-    matrix = run(case, tensors | {"A": tensors["A"].diag_embed()}, device)
-    for name, value in matrix.items():
-        if name == "dA":
-            value = value.diagonal(dim1=1, dim2=2)
-        tol = tolerance(name, F32, False)
-        reason = complaint(value, exact[name], tol, [result[name] for result in plain])
-        assert not reason, f"{name}: {reason}"
+    results = run(case, tensors | {"A": tensors["A"].diag_embed()}, device)
+    results["dA"] = results["dA"].diagonal(dim1=1, dim2=2)
+    assert_near_reference(results, case, tensors)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0])

@@ -180,13 +180,18 @@ def test_a_long_sequence_goes_by_chunks(normal, check):
     def function(backend, a, b):
         return diagonal_scan_fn(a, b, backend=backend)
 
-    check(function, normal(BATCH, 3, 300).sin(), normal(BATCH, 3, 300))
+    program = check(function, normal(BATCH, 3, 300).sin(), normal(BATCH, 3, 300))
+    assert program.operators["Scan"] == 1
+    assert program.operators["LinearAttention"] == (program.opset == 27)
 
 
 def test_double_precision(normal, tmp_path):
     u, delta, *others = (tensor.double() for tensor in scanned(normal)[:5])
     given = (u, delta.abs(), *others)
-    program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27)
+    names = {"input_names": ["u", "delta", "A", "B", "C"], "output_names": ["y"]}
+    program = Program(Call(selective_scan_fn), given, tmp_path / "model.onnx", opset=27, **names)
+    assert [it.name for it in program.model.graph.input] == names["input_names"]
+    assert [it.name for it in program.model.graph.output] == names["output_names"]
     assert_close(program(*given), selective_scan_fn(*given, backend="reference"), 1e-12)
 
 
@@ -328,9 +333,10 @@ def test_prefill_of_one_sequence(normal, check):
     u, delta, z = normal(3, DIM, total)
     pools = normal(slots, DIM, DSTATE), normal(slots, DIM, 3)
     B, C = normal(2, 2, DSTATE, total)
-    A, bounds = -normal(DIM, DSTATE).exp(), torch.tensor([2, 9])
-    given = (u, *pools, normal(DIM, 4), delta, A, B, C, z, bounds)
-    check(*joined((prefill(*kind), given) for kind in ((1, True), (2, False), (-1, True))))
+    given = (u, *pools, normal(DIM, 4), delta, -normal(DIM, DSTATE).exp(), B, C, z)
+    # A sequence that ends beyond the last step ends there.
+    kinds = ((1, True, 9), (2, False, total + 3), (-1, True, 9))
+    check(*joined((prefill(*kind), (*given, torch.tensor([2, end]))) for *kind, end in kinds))
 
 
 def test_step_through_a_stack(normal, check):

@@ -67,6 +67,18 @@ def write_nvcc(folder: Path, release: str, home: Path | None = None) -> Path:
     return nvcc
 
 
+def make_build(setup, folder: Path, torch=None, plan=None, inplace: bool = False):
+    """Returns the command that builds the libraries of a plan below a folder."""
+    torch, plan = torch or fake_torch(), plan or setup.CudaPlan()
+    command = setup.make_build_ext(torch, plan, debug=False, sanitize=False)(
+        setuptools.Distribution({"name": "x", "version": "1"})
+    )
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    command.inplace = inplace
+    command.ensure_finalized()
+    return command
+
+
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="the fake nvcc is a shell script")
 
 
@@ -268,10 +280,11 @@ def test_an_unknown_wheel_is_refused(setup, monkeypatch):
     ],
 )
 def test_what_is_said_before_it_is_compiled(
-    setup, monkeypatch, tmp_path, release, architectures, wheel
+    setup, monkeypatch, tmp_path, capsys, release, architectures, wheel
 ):
     write_nvcc(tmp_path, release)
     monkeypatch.setenv("MAX_JOBS", "3")
+    monkeypatch.delenv("SELECTIVE_SCAN_METHODS", raising=False)
     toolkit = setup.cuda.Toolkit.ask(str(tmp_path / "bin" / "nvcc"))
     plan = setup.CudaPlan(toolkit, tuple(setup.cuda.parse_architectures(architectures)))
     assert setup.wheel_for(plan) == wheel
@@ -287,6 +300,20 @@ def test_what_is_said_before_it_is_compiled(
     assert minutes > cpu_minutes > 0
     assert jobs == 3
 
+    make_build(setup, tmp_path, plan=plan)._report()
+    of_cuda = capsys.readouterr().out
+    assert (
+        f"{toolkit.nvcc} (CUDA {release}) for {', '.join(map(str, plan.architectures))}\n"
+        in of_cuda
+    )
+    assert re.findall(r"the (\w+) wheel of a release", of_cuda) == ([wheel] if wheel else [])
+    assert texts[0] in of_cuda
+    make_build(setup, tmp_path, plan=setup.CudaPlan(reason="USE_CUDA=0"))._report()
+    of_cpu = capsys.readouterr().out
+    assert "release build with torch 2.13.0:" in of_cpu
+    assert "CUDA library: left out, USE_CUDA=0\n" in of_cpu
+    assert texts[2] in of_cpu
+
 
 def test_jobs_are_a_number(setup, monkeypatch):
     monkeypatch.setenv("MAX_JOBS", "all")
@@ -294,15 +321,70 @@ def test_jobs_are_a_number(setup, monkeypatch):
         setup.work_text(setup.CudaPlan(), list(METHODS))
 
 
-def test_a_build_without_ninja_takes_nothing_for_up_to_date(setup, monkeypatch):
+def test_a_build_without_ninja_takes_nothing_for_up_to_date(setup, monkeypatch, tmp_path):
     """The version, the flags and PyTorch may be others than those of the library in build/."""
     import torch.utils.cpp_extension
 
     monkeypatch.setattr(torch.utils.cpp_extension, "is_ninja_available", lambda: False)
-    build_ext = setup.make_build_ext(fake_torch(), setup.CudaPlan(), debug=False, sanitize=False)
-    command = build_ext(setuptools.Distribution({"name": "x", "version": "1"}))
-    command.ensure_finalized()
-    assert command.force
+    assert make_build(setup, tmp_path).force
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_library_of_an_earlier_build_is_not_packed(setup, tmp_path, inplace):
+    command = make_build(setup, tmp_path, inplace=inplace)
+    stale = tmp_path / "lib" / command.get_ext_filename("selective_scan._cuda")
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    command._forget_libraries_left_out()
+    assert stale.exists() == inplace
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_objects_older_than_a_header_are_compiled_again(setup, tmp_path, cuda):
+    """With a CUDA build of torch, ninja itself compares them with the headers."""
+    newest = max(path.stat().st_mtime for path in setup.headers())
+    objects = {}
+    for name, age in (("cuda/old", 60), ("cuda/new", -60), ("torch/old", 60)):
+        objects[name] = tmp_path / "temp" / f"{name}.o"
+        objects[name].parent.mkdir(parents=True, exist_ok=True)
+        objects[name].touch()
+        os.utime(objects[name], (newest - age, newest - age))
+    make_build(setup, tmp_path, fake_torch(cuda=cuda))._forget_stale_cuda_objects()
+    removed = {name for name, path in objects.items() if not path.exists()}
+    assert removed == ({"cuda/old"} if cuda is None else set())
+
+
+@posix_only
+@pytest.mark.parametrize(
+    ("release", "compression"),
+    [("13.0", "--compress-mode=size"), ("12.8", "-Xfatbin=-compress-all")],
+)
+def test_what_the_cuda_library_is_compiled_with(setup, monkeypatch, tmp_path, release, compression):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    monkeypatch.setenv("SELECTIVE_SCAN_METHODS", "zoh")
+    monkeypatch.setenv("SELECTIVE_SCAN_NVCC_FLAGS", "-lineinfo --threads=2")
+    toolkit = setup.cuda.Toolkit.ask(str(write_nvcc(tmp_path, release)))
+    plan = setup.CudaPlan(toolkit, tuple(setup.cuda.parse_architectures("8.0;9.0")))
+    cpu, cuda = setup.make_extensions(plan, debug=False, sanitize=False)
+    assert [cpu.name, cuda.name] == ["selective_scan._cpu", "selective_scan._cuda"]
+    assert (cpu.sources, cuda.sources) == (setup.cpu_sources(), setup.cuda_sources())
+    cxx, nvcc = (cuda.extra_compile_args[name] for name in ("cxx", "nvcc"))
+    assert {"-DUSE_CUDA", '-DSELECTIVE_SCAN_CUDA_ARCHITECTURES="8.0;9.0"'} <= set(cxx)
+    assert "-DUSE_CUDA" not in cpu.extra_compile_args["cxx"]
+    for flags in (cpu.extra_compile_args["cxx"], cxx, nvcc):
+        assert "-DSELECTIVE_SCAN_METHOD_BITS=1u" in flags
+    assert [flag for flag in nvcc if "compress" in flag] == [compression]
+    assert "-U__CUDA_NO_HALF_OPERATORS__" in nvcc
+    assert [flag for flag in nvcc if flag.startswith("-gencode")] == [
+        f"-gencode=arch=compute_{number},code=sm_{number}" for number in (80, 90)
+    ]
+    assert {"-lineinfo", "--threads=2"} <= set(nvcc)
+    assert f"-L{tmp_path / 'lib64'}" in cuda.extra_link_args
+    assert "-lcudart_static" in cuda.extra_link_args
+    assert "-lcudart_static" not in cpu.extra_link_args
+    assert toolkit.home == cpp_extension.CUDA_HOME
 
 
 @posix_only
@@ -319,15 +401,34 @@ def test_nvcc_tells_where_its_toolkit_is(setup, tmp_path):
 
 
 @posix_only
-def test_cuda_home_goes_before_path(setup, monkeypatch, tmp_path):
-    on_path = write_nvcc(tmp_path / "path", "12.4")
-    in_home = write_nvcc(tmp_path / "home", "13.0")
+def test_a_toolkit_without_nvcc_is_not_that_of_a_wrapper(setup, tmp_path):
+    wrapper = write_nvcc(tmp_path / "cuda", "13.0", home=tmp_path / "elsewhere")
+    assert setup.cuda.Toolkit.ask(str(wrapper)).home == str(tmp_path / "cuda")
+
+
+@posix_only
+def test_a_program_that_is_no_nvcc_is_refused(setup, tmp_path):
+    nvcc = write_nvcc(tmp_path, "13.0")
+    nvcc.write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match="nvcc does not answer as nvcc does; set CUDA_HOME to"):
+        setup.cuda.Toolkit.ask(str(nvcc))
+
+
+@posix_only
+def test_cuda_home_goes_before_path_and_usual_places(setup, monkeypatch, tmp_path):
+    on_path, in_home, *usual = (
+        write_nvcc(tmp_path / name, "13.0") for name in ("path", "home", "cuda-12.8", "cuda-13.0")
+    )
+    places = [str(nvcc.parent.parent) for nvcc in usual]
+    monkeypatch.setattr(setup.cuda.glob, "glob", lambda it: places if it.endswith("-*") else [])
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", str(on_path.parent))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
     assert setup.cuda.find_nvcc() == str(in_home)
     monkeypatch.delenv("CUDA_HOME")
     assert setup.cuda.find_nvcc() == str(on_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.cuda.find_nvcc() == str(usual[1])  # the newest
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,14 @@ def test_bfloat16(kind, device):
     assert_as_exact(problems, 0.02)
 
 
+def test_a_layer_is_one_node(device):
+    mixer, x = make("mamba", device).backbone.layers[0].mixer, torch.randn(2, 9, 32, device=device)
+    with integration.enable():
+        assert type(mixer(x).grad_fn).__name__ == "mamba_innerBackward"
+        masked = mixer(x, attention_mask=torch.ones(2, 9, device=device))
+        assert type(masked.grad_fn).__name__ != "mamba_innerBackward"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_checkpointing(kind, device):
     model, inputs = make(kind, device).train(), draw(device)
@@ -168,13 +176,41 @@ def test_compiled_model(kind, device):
         assert_near(solve(model, inputs), expected)
 
 
-def test_other_activations_are_left_to_transformers(device):
-    model, inputs = make("mamba", device, hidden_act="gelu").train(), draw(device)
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "gelu"}, {"conv_kernel": 9}, {"conv_kernel": 1}], ids=str
+)
+def test_what_our_kernels_do_not_compute_is_left_to_transformers(change, device):
+    model, inputs = make("mamba", device, **change).train(), draw(device)
     expected = solve(model, inputs)
     with integration.enable():
         assert_near(solve(model, inputs), expected)
         generated = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     assert torch.equal(generated, model.generate(**inputs, max_new_tokens=4, do_sample=False))
+
+
+def test_packed_sequences_are_left_to_transformers():
+    """Its own convolution in PyTorch does not separate them, but one of another package does."""
+    given = []
+    convolve = integration._convolve(lambda *own, **others: given.append(others))
+    x, weight, seq_idx = torch.randn(1, 4, 6), torch.randn(4, 3), torch.zeros(1, 6).int()
+    assert convolve(x, weight, None, "silu", seq_idx=None).shape == x.shape
+    assert given == []
+    convolve(x, weight, None, "silu", seq_idx=seq_idx)
+    assert given == [{"seq_idx": seq_idx}]
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_the_operator_of_a_layer_of_mamba_ssm_is_not_called(kind, monkeypatch, device):
+    """It ignores the padding of a mask, and models in training call it if it is installed."""
+    calls = []
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    monkeypatch.setattr(module, "mamba_inner_fn", lambda *_, **options: calls.append(kind))
+    model, inputs = make(kind, device).train(), draw(device, padding=5)
+    with integration.enable():
+        solve(model, inputs)
+        assert calls == []
+    solve(model, inputs)
+    assert len(calls) == 2
 
 
 def test_what_hooks_and_adapters_do_counts(device):
@@ -235,26 +271,55 @@ def states(cache):
     }
 
 
-def advance(model, chunks, **inputs):
+def advance(model, chunks, records_past=False):
     """Returns the logits of tokens that come in chunks, with a cache, and the cache's states."""
-    cache = transformers.DynamicCache(config=model.config)
+    cache, logits = transformers.DynamicCache(config=model.config), []
+    if records_past:
+        cache.activate_past_recording()
     name = (
         "cache_params"
         if "amba" in type(model).__name__[:11] and hasattr(model, "backbone")
         else "past_key_values"
     )
     with torch.no_grad():
-        logits = [model(chunk, use_cache=True, **{name: cache}).logits for chunk in chunks]
+        for number, chunk in enumerate(chunks):
+            logits.append(model(chunk, use_cache=True, **{name: cache}).logits)
+            if records_past and number == 0:
+                cache.crop(0)  # keeps what the next token needs
     return {"logits": torch.cat(logits, 1), **states(cache)}
 
 
+@pytest.mark.parametrize("sizes", [[12, 1, 1, 1, 1], [1, 1, 1]], ids=["many", "one"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_after_a_prompt(kind, device):
-    model, tokens = make(kind, device), draw(device, seqlen=16)["input_ids"]
-    chunks = tokens.split([12, 1, 1, 1, 1], dim=1)
-    expected = advance(model, chunks)
+def test_steps_after_a_prompt(kind, sizes, device):
+    model, tokens = make(kind, device), draw(device, seqlen=sum(sizes))["input_ids"]
+    expected = advance(model, tokens.split(sizes, dim=1))
     with integration.enable():
-        assert_near(advance(model, chunks), expected)
+        assert_near(advance(model, tokens.split(sizes, dim=1)), expected)
+
+
+def test_a_cache_may_record_the_past(device):
+    """Then its convolutions' states grow with every token."""
+    model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
+    chunks = tokens.split([6, 1, 1, 1], dim=1)
+    expected = advance(model, chunks, records_past=True)
+    assert expected["0.conv_states"].shape[-1] > advance(model, chunks)["0.conv_states"].shape[-1]
+    with integration.enable():
+        assert_near(advance(model, chunks, records_past=True), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_scans_and_convolutions_are_ours(kind, device):
+    model, tokens = make(kind, device), draw(device, seqlen=9)["input_ids"]
+    mixers = [it for it in model.modules() if type(it).__name__ == integration._MIXERS[kind]]
+    if kind == "mamba":  # so that its token goes by parts, too
+        mixers[0].out_proj.register_forward_hook(lambda *_: None)
+    with integration.enable(), Ops() as ops:
+        advance(model, tokens.split([8, 1], dim=1))
+    heads = getattr(mixers[0], "n_mamba_heads", 1)
+    of_prompt = ["causal_conv1d_fwd", *heads * ["selective_scan_fwd"]]
+    of_token = ["causal_conv1d_update", *heads * ["selective_state_update"]]
+    assert ops.names == len(mixers) * of_prompt + len(mixers) * of_token
 
 
 def ops_of_tokens(model, tokens, **options):

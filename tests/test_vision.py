@@ -9,6 +9,7 @@ import torch
 from directed import assert_near, nudge
 from opchecks import Ops
 from problem import METHODS
+from selective_scan import vision
 from selective_scan.vision import cross_scan_fn, cross_scan_ref
 
 BATCH, DIM, DSTATE, HEIGHT, WIDTH = 2, 6, 3, 5, 7
@@ -216,7 +217,7 @@ def test_it_is_one_node():
         loss.backward()
 
 
-def test_what_was_right_is_refused_where_it_is_not():
+def test_what_was_right_is_refused_where_it_is_not(monkeypatch):
     """Arguments like those of an earlier call are not checked again, but changed ones are."""
     given = dict(zip(NAMES, make(torch.float32), strict=True))
     cross_scan_fn(**given, delta_softplus=True)
@@ -226,3 +227,13 @@ def test_what_was_right_is_refused_where_it_is_not():
         cross_scan_fn(**given | {"B": given["B"].int()}, delta_softplus=True)
     with pytest.raises(RuntimeError, match="discretization_method must be"):
         cross_scan_fn(**given, delta_softplus=True, discretization_method="euler")
+    monkeypatch.setattr(vision, "_ARGUMENTS", None)  # a check would fail
+    cross_scan_fn(**given | {"delta": list(given["delta"].unbind(1))}, delta_softplus=True)
+
+
+def test_few_kinds_of_calls_are_remembered(monkeypatch):
+    monkeypatch.setattr(vision, "_MOST_KINDS", 2)
+    monkeypatch.setattr(vision, "_known_kinds", known := set())
+    for width in (1, 2, 3):
+        cross_scan_fn(*make(torch.float32, width=width))
+        assert 1 <= len(known) <= 2
