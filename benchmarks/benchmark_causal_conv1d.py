@@ -23,7 +23,7 @@ from harness.arguments import add_device, make_parser, parse, positive
 from harness.ceilings import copy_bandwidth
 from harness.checks import relative_l2
 from harness.problems import DTYPES
-from harness.timing import Timing, keep_freed_memory, measure
+from harness.timing import keep_freed_memory, measure
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 _LAYOUTS = ("contiguous", "channel_last")
@@ -102,17 +102,16 @@ def measure_case(
         row = {"sizes": list(sizes), "dtype": dtype, "layout": layout, "which": which}
         found = {name: time for (name, pass_name), time in times.items() if pass_name == which}
         row |= {name: dataclasses.asdict(time) for name, time in found.items()}
-        rows.append(row | {"error": error, **_ratios(found["ours"], floor_ms, bytes_moved)})
+        ours = found["ours"]
+        row |= {
+            "error": error,
+            "floor_ms": floor_ms,
+            "GB_per_s": bytes_moved / ours.median / 1e6,
+            "of_copy": floor_ms / ours.median,
+            "best_of_copy": floor_ms / ours.best,
+        }
+        rows.append(row)
     return rows
-
-
-def _ratios(time: Timing, floor_ms: float, bytes_moved: int) -> records.Row:
-    return {
-        "floor_ms": floor_ms,
-        "GB_per_s": bytes_moved / time.median / 1e6,
-        "of_copy": floor_ms / time.median,
-        "best_of_copy": floor_ms / time.best,
-    }
 
 
 def main(arguments: list[str] | None = None) -> None:

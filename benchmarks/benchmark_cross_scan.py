@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, records, report, timing
+from harness.checks import relative_l2
 from selective_scan import selective_scan_fn
 from selective_scan.vision import cross_scan_fn
 
@@ -118,7 +119,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
         for it in implementations.values()
         for out in (it.forward(),)
     )
-    error = max(_relative_error(out, base), _relative_error(dx, base_dx))
+    error = max(relative_l2(out, base), relative_l2(dx, base_dx))
     if not error < _ERROR_ALLOWED[problem.dtype]:
         raise RuntimeError(f"{problem} is wrong: relative error {error}")
 
@@ -149,10 +150,6 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
             for name in implementations
         ]
     return rows
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    return ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 def parse(command_line: list[str] | None) -> argparse.Namespace:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, records, report, timing
+from harness.checks import relative_l2
 from harness.problems import METHODS
 from selective_scan import selective_scan_fn, selective_scan_prefill
 
@@ -107,9 +108,8 @@ class Batch:
                 for name, tensor in self.tensors.items()
             }
             with torch.no_grad():
-                expected = selective_scan_fn(**alone, **options).float()
-            difference = out[..., begin:end].float() - expected
-            largest = max(largest, (difference.norm() / expected.norm()).item())
+                expected = selective_scan_fn(**alone, **options)
+            largest = max(largest, relative_l2(out[..., begin:end], expected))
         return largest
 
 
@@ -154,9 +154,9 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
         "dense, as many steps": Batch(problem, count, math.ceil(total / count), device),
         "padded to the longest": Batch(problem, count, max(lengths), device),
     }
-    expected = packed.forward()[0].float()
+    expected = packed.forward()[0]
     for name in ("prefill", kept):  # the first call starts from zero states
-        difference = (batches[name].forward().float() - expected).norm() / expected.norm()
+        difference = relative_l2(batches[name].forward(), expected)
         if not difference < _ERROR_ALLOWED[problem.dtype]:
             raise RuntimeError(f"{name}, {problem}, is wrong: relative error {difference}")
     rows = []

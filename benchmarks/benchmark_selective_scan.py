@@ -41,7 +41,7 @@ from harness.arguments import add_device, count, make_parser, parse, positive, s
 from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
 from harness.cliffs import choose_points, measure_point
-from harness.operators import Scan, Tensors, make_scan
+from harness.operators import Scan, Tensors, make_scan, nbytes
 from harness.peers import Anchors, is_for_the_reference, mamba_ssm_passes, textbook_scan
 from harness.problems import (
     DTYPES,
@@ -53,14 +53,13 @@ from harness.problems import (
     Problem,
     select_problems,
 )
-from harness.timing import Timing, host_overhead_us, keep_freed_memory, measure
+from harness.timing import Timing, host_overhead_us, keep_freed_memory, measure, peak_mebibytes
 from harness.user_calls import Timed, prepare
 from harness.users import Call, ScanCall, calls
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 _MOST_COMPILED_STEPS = 128  # the compiler unrolls the reference's loop over time
 _HOST_SHAPES = {"cuda": "launch-bound", "cpu": "one-call"}
-_MIB = 1 << 20
 
 
 _COLUMNS = (
@@ -233,15 +232,8 @@ def compare_layouts(rows: list[records.Row]) -> None:
 
 def measure_memory(problem: Problem, options: argparse.Namespace, anchors: Anchors) -> records.Row:
     """Measures the MiB that the passes allocate on the GPU besides inputs and dout."""
-    scan = make_scan(problem, options.device, options.seed)
-
-    def peak(call: Callable[[], object]) -> float:
-        torch.cuda.synchronize(options.device)
-        torch.cuda.reset_peak_memory_stats(options.device)
-        before = torch.cuda.memory_allocated(options.device)
-        call()
-        torch.cuda.synchronize(options.device)
-        return (torch.cuda.max_memory_allocated(options.device) - before) / _MIB
+    device = options.device
+    scan = make_scan(problem, device, options.seed)
 
     def both() -> object:
         out, _, states = scan.forward(True)
@@ -252,10 +244,10 @@ def measure_memory(problem: Problem, options: argparse.Namespace, anchors: Ancho
         "shape": problem.shape.name,
         "dtype": problem.dtype,
         "variant": problem.variant.name,
-        "saved_states_MiB": states.numel() * states.element_size() / _MIB,
-        "forward_MiB": peak(lambda: scan.forward(False)),
-        "backward_MiB": peak(lambda: scan.backward(states)),
-        "forward_backward_MiB": peak(both),
+        "saved_states_MiB": nbytes([states]) / 2**20,
+        "forward_MiB": peak_mebibytes(lambda: scan.forward(False), device),
+        "backward_MiB": peak_mebibytes(lambda: scan.backward(states), device),
+        "forward_backward_MiB": peak_mebibytes(both, device),
         "peer_backward_MiB": anchors.find(problem).get("mamba_ssm_bwd_extra_MiB"),
     }
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from harness import arguments, ceilings, plots, records, report, timing
+from harness.checks import relative_l2
 from harness.problems import METHODS
 from selective_scan import selective_state_update, selective_state_update_ref
 
@@ -74,7 +75,7 @@ def relative_error(problem: UpdateProblem, tensors: dict[str, Tensor]) -> float:
     options = {"dt_softplus": True, "discretization_method": problem.method}
     exact = selective_state_update_ref(**wide, **options)
     out = selective_state_update(**tensors, **options)
-    return ((out.double() - exact).norm() / exact.norm()).item()
+    return relative_l2(out, exact)
 
 
 def mamba_ssm_step() -> Callable[..., Tensor] | None:

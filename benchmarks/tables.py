@@ -63,8 +63,9 @@ def find(*records: str, **values: object) -> Row | None:
     return next(iter(select(*records, **values)), None)
 
 
-def figure(value: float, digits: int = 3) -> str:
-    return f"{value:#.{digits}g}".rstrip(".") if value < 10 ** (digits - 1) else f"{value:.0f}"
+def figure(value: float) -> str:
+    """Formats three digits, or all digits before the point."""
+    return f"{value:#.3g}".rstrip(".") if value < 100 else f"{value:.0f}"
 
 
 def times(value: float | None) -> str:

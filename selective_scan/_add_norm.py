@@ -133,15 +133,7 @@ class _AddNorm(torch.autograd.Function):
             dtype if is_needed else None
             for dtype, is_needed in zip(ctx.dtypes, needed[:2], strict=True)
         )
-        # A pass that is differentiated again, or that maps over several cotangents, needs the
-        # composition of PyTorch ops.
-        if (
-            dnormed is None
-            or torch.is_grad_enabled()
-            or _pytorch.are_transforms_active()
-            or _pytorch.is_one_of_several(dnormed)
-            or _pytorch.is_one_of_several(dtotal)
-        ):
+        if dnormed is None or _pytorch.needs_composition(dnormed, dtotal):
             gradient, dweight = _differentiate(total, weight, *ctx.options, dnormed, dtotal)
             dhidden, dresidual = (
                 None if dtype is None or gradient is None else gradient.to(dtype)

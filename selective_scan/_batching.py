@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BATCH = "batch"
 
 Size = int | torch.SymInt
-Dims = tuple[str | int, ...]
+Dims = tuple[str, ...]
 
 
 class BatchingRule:

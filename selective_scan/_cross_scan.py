@@ -93,13 +93,7 @@ class _CrossScan(torch.autograd.Function):
         num_tensors, num_sequences = ctx.counts
         saved = ctx.saved_tensors
         tensors, kept = saved[:num_tensors], saved[num_tensors:]
-        # A pass that is differentiated again, or that maps over several cotangents, needs the
-        # composition of parts.
-        if (
-            torch.is_grad_enabled()
-            or _pytorch.are_transforms_active()
-            or _pytorch.is_one_of_several(dout)
-        ):
+        if _pytorch.needs_composition(dout):
             return (None,) * _OPTIONS + _differentiate(ctx.compose, tensors, ctx.options, dout)
         _, A, D, delta_bias, *_ = tensors
         sequences, states = list(kept[:num_sequences]), list(kept[num_sequences:])

@@ -17,8 +17,8 @@ def make_function(
     setup_context: Callable[..., None],
     backward: Callable[..., object],
     *,
+    jvp: Callable[..., NoReturn],
     map_over: Callable[..., tuple] | None = None,
-    jvp: Callable[..., NoReturn] | None = None,
 ) -> type[torch.autograd.Function]:
     """Returns an autograd function of an op, as torch.library.register_autograd would make it.
 
@@ -34,11 +34,9 @@ def make_function(
     def vmap(info, in_dims: tuple, *arguments):
         return map_over(function.apply, info, in_dims, *arguments)
 
-    members = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    members = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
     if map_over is not None:
         members["vmap"] = vmap
-    if jvp is not None:
-        members["jvp"] = jvp
     members = {key: staticmethod(value) for key, value in members.items()}
     members |= {"op": op, "generate_vmap_rule": map_over is None}
     function = type(name, (torch.autograd.Function,), members)

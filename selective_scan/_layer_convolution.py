@@ -11,7 +11,7 @@ from .causal_conv1d import causal_conv1d_fn
 
 
 def causal_convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     """Returns silu of the depthwise causal convolution of x, (batch, dim, seqlen); weight is
     (dim, 1, width)."""

@@ -37,8 +37,7 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
             f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
             f"got {tuple(tensor.shape)}"
         )
-    if tensor.dtype not in REAL:
-        check_dtype(name, tensor, REAL)
+    check_dtype(name, tensor, REAL)
     return tensor
 
 

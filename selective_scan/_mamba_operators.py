@@ -218,15 +218,6 @@ class _LayerOperator(Operator):
         return REAL if result.name == "out" else super()._gradient_dtypes(result, call)
 
 
-def _kept(
-    name: str,
-    dims: tuple[str, ...],
-    dtype: Callable[[Call], torch.dtype] = products_dtype,
-    **options: object,
-) -> Kept:
-    return Kept(name, dims, dtype, **options)
-
-
 def _allocate_dxz(given: dict) -> Tensor:
     xz, dtype = given["xz"], given["xz_dtype"]
     if given["in_proj_weight"] is not None:
@@ -257,22 +248,23 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
     states = {"dims": ("saved values",), "dtype": states_dtype, "chunk": "state_chunk"}
     results = [
         Result("out", _ROWS_OUT, _out_dtype),
-        _kept(
+        Kept(
             "input",
             _INPUT,
+            products_dtype,
             is_asked=lambda call: _is_projected(call) and call["xz"].dtype != products_dtype(call),
         ),
-        _kept("xz_rows", ("batch", "seqlen", "2*dim"), is_asked=_is_projected),
-        _kept(
+        Kept("xz_rows", ("batch", "seqlen", "2*dim"), products_dtype, is_asked=_is_projected),
+        Kept(
             "poles",
             POLES,
             lambda call: at_least_single(call["A"].dtype),
             is_asked=_is_projected,
         ),
-        _kept("x_dbl", ("batch", "seqlen", "projected")),
-        _kept("y", _ROWS, is_asked=_is_to_be_projected),
-        _kept("u", _ROWS, is_asked=_keeps_all),
-        _kept("steps", _ROWS, is_asked=_keeps_all),
+        Kept("x_dbl", ("batch", "seqlen", "projected"), products_dtype),
+        Kept("y", _ROWS, products_dtype, is_asked=_is_to_be_projected),
+        Kept("u", _ROWS, products_dtype, is_asked=_keeps_all),
+        Kept("steps", _ROWS, products_dtype, is_asked=_keeps_all),
         Kept("states", **states),
         Kept("second_states", **states, is_asked=has_second_scan),
         *kept,

@@ -75,6 +75,16 @@ def is_one_of_several(cotangent: Tensor | None) -> bool:
     return cotangent is not None and _is_legacy_batched(cotangent)
 
 
+def needs_composition(*cotangents: Tensor | None) -> bool:
+    """Returns whether a backward pass is differentiated again or maps over several cotangents, so
+    that it must be composed of operations that support this."""
+    return (
+        torch.is_grad_enabled()
+        or are_transforms_active()
+        or any(map(is_one_of_several, cotangents))
+    )
+
+
 def may_have_process_wide_hooks() -> bool:
     """Returns whether a call of any module may be seen by hooks registered for all modules.
 

@@ -20,14 +20,14 @@ class Result:
 
     Attributes:
         name: as in the schema of the op.
-        dims: for each dimension its name, or its size if that is fixed.
+        dims: the names of the dimensions.
         dtype: returns the result's dtype for a call.
         like: the argument whose memory layout the result has.
         is_asked: returns whether a call returns the result or None. By default it always does.
     """
 
     name: str
-    dims: tuple[str | int, ...]
+    dims: tuple[str, ...]
     dtype: Callable[[Call], torch.dtype]
     like: str | None = None
     is_asked: Callable[[Call], bool] | None = None
@@ -39,7 +39,7 @@ class Result:
         return not self.is_differentiable or self.is_asked is not None
 
     def sizes(self, call: Call) -> list[int | torch.SymInt]:
-        return [dim if isinstance(dim, int) else size_of(dim, call.sizes) for dim in self.dims]
+        return [size_of(dim, call.sizes) for dim in self.dims]
 
     def allocate(self, call: Call, is_saved: bool) -> Tensor | None:
         if not (self.is_differentiable or is_saved):
@@ -75,7 +75,7 @@ class Kept(Result):
             them.
     """
 
-    dims: tuple[str | int, ...] = ()
+    dims: tuple[str, ...] = ()
     dtype: Callable[[Call], torch.dtype] = lambda call: call.compute_dtype
     chunk: str | None = None
 

@@ -80,9 +80,6 @@ class TensorArgument:
             allowed, remark = allowed(tensor, call)
         check_dtype(name, tensor, allowed, remark)
 
-    def check_shape(self, name: str, tensor: Tensor, call: Call) -> None:
-        self.shape(name, tensor, call)
-
     def dims_of(self, tensor: Tensor) -> tuple[str, ...]:
         """Returns the names of a tensor's dimensions, an empty tuple if none match its rank."""
         if not isinstance(self.shape, Shape):
@@ -306,7 +303,7 @@ class Table:
                 argument.check_dtype(name, tensor, call)
         for argument in self.by_shape:
             for name, tensor in tensors[argument.name].items():
-                argument.check_shape(name, tensor, call)
+                argument.shape(name, tensor, call)
         for argument in self.tensors:
             for name, tensor in tensors[argument.name].items() if argument.is_changed else ():
                 check_changed(name, tensor)

@@ -37,7 +37,7 @@ def _check_steps(name: str, tensor: Tensor, call: Call) -> None:
             shape = tuple(tensor.shape)
             fail(f"{name} must be (1, ..., seqlen) where cu_seqlens is given, got {shape}")
         call.sizes["batch"] = tensor.shape[0]
-        CU_SEQLENS.check_shape(CU_SEQLENS.name, call[CU_SEQLENS.name], call)
+        CU_SEQLENS.shape(CU_SEQLENS.name, call[CU_SEQLENS.name], call)
 
 
 def _check_state(name: str, tensor: Tensor, call: Call) -> None:
@@ -131,7 +131,7 @@ def diagonal_scan_ref(
     scan_steps(take_step, h, seqlen, reverse, cu_seqlens)
     if reverse:
         h_steps.reverse()
-    result_dtype = b.dtype.to_complex() if dtype.is_complex else b.dtype
+    result_dtype = _result_dtype(call)
     if not h_steps:
         return b.to(result_dtype, copy=True)
     result = torch.stack(h_steps, dim=-1).to(result_dtype)

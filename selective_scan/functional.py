@@ -159,7 +159,7 @@ def projection_steps(
 
 
 def whole_projection(
-    projection: Tensor, seqlen: int, dtype: torch.dtype, are_none: Tensor | None = None
+    projection: Tensor, seqlen: int, dtype: torch.dtype, are_none: Tensor | None
 ) -> Tensor:
     """Returns B or C as (dim, dstate) or (batch, groups, dstate, seqlen), in the states' dtype; it
     is 0 in the steps that belong to no sequence."""

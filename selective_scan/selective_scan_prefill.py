@@ -154,9 +154,8 @@ def selective_scan_prefill_ref(
     result = torch.zeros_like(u)
     for h, of_sequence in zip(first_states(call, states, slots), pieces, strict=True):
         for begin, end, slot in of_sequence:
-            given = {name: call.tensors.get(name) for name in ("A", "B", "C", "D", "z")}
-            given |= {name: call.tensors.get(name) for name in ("u", "delta", "delta_bias")}
-            given["input_delta"] = input_delta
+            names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "input_delta")
+            given = {name: call.tensors.get(name) for name in names}
             for name, values in values_per_step.items():
                 given[name] = call[name][None, ..., begin * values : end * values]
             steps, h = selective_scan_ref(

@@ -229,6 +229,12 @@ def test_check_refuses_a_wrong_kernel(harness, monkeypatch, operator, which):
         harness("checks").check(scan, backward=True)
 
 
+def test_a_result_that_is_no_number_is_infinitely_wrong(harness):
+    """Otherwise a maximum over several results could pass over it."""
+    error = harness("checks").relative_l2(torch.tensor([1.0, torch.nan]), torch.ones(2))
+    assert max(0.0, error) == torch.inf
+
+
 def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
     texts = {path: path.read_text() for path in tables._FILES}
     for name in tables.TABLES:

@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from harness.checks import check
 from harness.operators import Scan, make_scan
 from harness.problems import DTYPES, VARIANTS, Problem, Shape
@@ -68,14 +66,10 @@ def _around(*centres: int, least: int = 1) -> list[int]:
     return sorted(value for value in values if value >= least)
 
 
-def _replace(scan: Scan, name: str, tensor: Tensor) -> None:
-    scan.tensors[name] = tensor
-
-
 def _cast(*names: str, dtype: str) -> Callable[[Scan], None]:
     def change(scan: Scan) -> None:
         for name in names:
-            _replace(scan, name, scan.tensors[name].to(DTYPES[dtype]))
+            scan.tensors[name] = scan.tensors[name].to(DTYPES[dtype])
 
     return change
 
@@ -83,7 +77,7 @@ def _cast(*names: str, dtype: str) -> Callable[[Scan], None]:
 def _constant(name: str) -> Callable[[Scan], None]:
     def change(scan: Scan) -> None:
         shape = scan.problem.shape
-        _replace(scan, name, scan.randn(shape.dim, shape.dstate, dtype=scan.real))
+        scan.tensors[name] = scan.randn(shape.dim, shape.dstate, dtype=scan.real)
         scan.axes[name] = "d"
 
     return change
@@ -95,7 +89,7 @@ def _turned(*names: str) -> Callable[[Scan], None]:
     def change(scan: Scan) -> None:
         for name in names:
             tensor = scan.tensors[name].transpose(-1, -2).contiguous()
-            _replace(scan, name, tensor.transpose(-1, -2))
+            scan.tensors[name] = tensor.transpose(-1, -2)
 
     return change
 
@@ -107,7 +101,7 @@ def _shifted(*names: str) -> Callable[[Scan], None]:
         for name in names:
             tensor = scan.tensors[name]
             moved = tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
-            _replace(scan, name, moved.copy_(tensor))
+            scan.tensors[name] = moved.copy_(tensor)
 
     return change
 
@@ -119,7 +113,7 @@ def _padded(*names: str) -> Callable[[Scan], None]:
         for name in names:
             tensor = scan.tensors[name]
             wide = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] + 1)
-            _replace(scan, name, wide[..., :-1].copy_(tensor))
+            scan.tensors[name] = wide[..., :-1].copy_(tensor)
 
     return change
 

@@ -9,8 +9,16 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from harness.records import Row
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140, bbox_inches="tight")
+    plt.close(figure)
+    print(f"Drew {path}")
 
 
 def plot_bars(
@@ -56,10 +64,7 @@ def plot_bars(
     all_axes[0][-1].legend(fontsize=8)
     figure.suptitle(title)
     figure.supxlabel(caption, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140, bbox_inches="tight")
-    plt.close(figure)
-    print(f"Drew {path}")
+    _save(figure, path)
 
 
 def plot_stacks(
@@ -95,10 +100,7 @@ def plot_stacks(
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     figure.suptitle(title)
     figure.supxlabel(caption, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140, bbox_inches="tight")
-    plt.close(figure)
-    print(f"Drew {path}")
+    _save(figure, path)
 
 
 def label(row: Row) -> str:
@@ -179,7 +181,4 @@ def plot_cliffs(rows: Sequence[Row], device: str, path: Path) -> None:
         axes.set_visible(False)
     all_axes[0][0].legend(fontsize=8)
     figure.suptitle(f"Time beside the nearest ordinary problem's on {device}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140, bbox_inches="tight")
-    plt.close(figure)
-    print(f"Drew {path}")
+    _save(figure, path)

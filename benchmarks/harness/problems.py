@@ -188,13 +188,13 @@ def product(
 
 def select_problems(
     device_type: str,
-    operators: Sequence[str] = OPERATORS[:1],
+    operators: Sequence[str],
     *,
     shapes: Sequence[Shape] | None = None,
     dtypes: Sequence[str] | None = None,
     variants: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
-    quick: bool = False,
+    quick: bool,
 ) -> list[Problem]:
     """Returns the product of the given axes for the selective scan, or its whole suite if no shapes
     are given.

@@ -167,9 +167,7 @@ def measure(*arguments, **keywords) -> dict[str, Timing]:
     return {name: Timing.of(values) for name, values in found.items()}
 
 
-def host_overhead_us(
-    call: Callable[[], object], device: torch.device, *, calls: int, repeats: int = 5
-) -> Timing:
+def host_overhead_us(call: Callable[[], object], device: torch.device, *, calls: int) -> Timing:
     """Returns the microseconds per call over `calls` consecutive calls, including the wait for the
     device at the end."""
 
@@ -179,7 +177,7 @@ def host_overhead_us(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    samples = timeit.repeat(row_of_calls, number=1, repeat=repeats + 1)
+    samples = timeit.repeat(row_of_calls, number=1, repeat=6)
     return Timing.of([seconds / calls * 1e6 for seconds in samples[1:]])  # the first is the warm-up
 
 

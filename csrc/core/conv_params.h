@@ -68,9 +68,6 @@ struct ConvForwardParams : ConvParams {
 /// `initial_states` and `final_states` are scratch arrays for the kernels, whose contents are
 /// overwritten.
 struct ConvPrefillParams : ConvForwardParams {
-  ConvPrefillParams() = default;
-  explicit ConvPrefillParams(const ConvParams& inputs) : ConvForwardParams(inputs) {}
-
   StateSlots slots;
 
   /// Returns initial_states or final_states with the strides that StateSlots expects.
@@ -99,9 +96,6 @@ struct ConvBackwardParams : ConvParams {
 /// of step t is stored at t modulo state_len, and cache_seqlens counts the steps before this call.
 /// For a row whose index is padding no state is read or written, and out is 0.
 struct ConvUpdateParams : ConvParams, SlotRule {
-  ConvUpdateParams() = default;
-  explicit ConvUpdateParams(const ConvParams& inputs) : ConvParams(inputs) {}
-
   int64_t slots = 0;
   int64_t state_len = 0;
   int64_t pad_slot_id = -1;

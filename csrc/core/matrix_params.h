@@ -17,7 +17,6 @@ namespace selective_scan {
 /// `A` and `dA` are (channel, row, column), with `state` as the stride of rows and `A_column` or
 /// `dA_column` as that of columns.
 struct MatrixForwardParams : ForwardParams {
-  MatrixForwardParams() = default;
   explicit MatrixForwardParams(const ScanParams& inputs, int64_t A_column = 0)
       : ForwardParams(inputs), A_column(A_column) {}
 
@@ -25,7 +24,6 @@ struct MatrixForwardParams : ForwardParams {
 };
 
 struct MatrixBackwardParams : BackwardParams {
-  MatrixBackwardParams() = default;
   explicit MatrixBackwardParams(const ScanParams& inputs) : BackwardParams(inputs) {}
 
   int64_t A_column = 0;

@@ -23,9 +23,6 @@ struct Checkpoint {
 };
 
 struct PrefillParams : ForwardParams {
-  PrefillParams() = default;
-  explicit PrefillParams(const ScanParams& inputs) : ForwardParams(inputs) {}
-
   StateSlots slots;
   int64_t checkpoint_every = 0;  // 0: never
   int64_t columns = 0;           // of checkpoint_slots

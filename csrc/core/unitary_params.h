@@ -68,7 +68,6 @@ struct UnitaryScanParams {
 };
 
 struct UnitaryForwardParams : UnitaryScanParams {
-  UnitaryForwardParams() = default;
   explicit UnitaryForwardParams(const UnitaryScanParams& inputs) : UnitaryScanParams(inputs) {}
 
   ArrayView out;  // (batch, channel, step)
@@ -84,7 +83,6 @@ struct UnitarySums {
 };
 
 struct UnitaryBackwardParams : UnitaryScanParams {
-  UnitaryBackwardParams() = default;
   explicit UnitaryBackwardParams(const UnitaryScanParams& inputs) : UnitaryScanParams(inputs) {}
 
   ArrayView initial_state;  // (batch, channel, state), optional

@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import NoReturn
 
 from .._library import logger
@@ -118,7 +119,7 @@ _IMPORTER = _Importer()
 
 
 @dataclass(frozen=True)
-class Handle:
+class Handle(AbstractContextManager["Handle"]):
     """The result of a call of :func:`install`; as a context manager, it undoes the call on exit.
 
     Attributes:
@@ -134,15 +135,7 @@ class Handle:
             if package in _IMPORTER.displaced:
                 _IMPORTER.remove(package)
 
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.uninstall()
 
 

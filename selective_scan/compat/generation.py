@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .. import _pytorch
 from .._checks import INTEGER
 from .._module_arguments import check_count, check_positive, refuse
+from .._prepared_step import NotCopied
 from .sampling import modify_logit_for_repetition_penalty, sample
 
 
@@ -316,8 +317,10 @@ class GenerationMixin:
 
 
 @dataclass
-class DecodingCache:
+class DecodingCache(NotCopied):
     """CUDA graphs of a model's decoding calls, and the states that they change.
+
+    They are not copied or pickled, since a CUDA graph belongs to its process and its tensors.
 
     Attributes:
         key: what the graphs were captured for; if it differs, they are captured again.
@@ -330,10 +333,6 @@ class DecodingCache:
     inference_params: InferenceParams
     graphs: dict[int, _Graph] = field(default_factory=dict)
     max_seqlen: int = 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles as None, since a CUDA graph belongs to its process and its tensors."""
-        return type(None), ()
 
     def run(self, input_ids: Tensor, position_ids: Tensor | int, seqlen: int) -> Tensor:
         """Returns the logits for (batch, number) tokens at these positions, or all at one. seqlen,

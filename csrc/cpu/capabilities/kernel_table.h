@@ -26,9 +26,16 @@ constexpr Kernels kernels_of() {
   using Forward = ForwardKernel<State>;
   using Backward = BackwardKernel<State>;
   using Maps = SegmentMaps<State>;
-  return {real_t<State>::kWidth, &Forward::scratch_bytes, &Forward::run,  &Backward::scratch_bytes,
-          &Backward::run,        &Maps::scratch_bytes,    &Maps::forward, &Maps::backward,
-          &Maps::forward_alone,  &Maps::backward_alone};
+  return {real_t<State>::kWidth,
+          &Forward::scratch_bytes,
+          &Forward::run,
+          &Backward::scratch_bytes,
+          &Backward::run,
+          &Maps::scratch_bytes,
+          &Maps::template map_as_scanned<ForwardParams>,
+          &Maps::template map_as_scanned<BackwardParams>,
+          &Maps::template map_alone<ForwardParams>,
+          &Maps::template map_alone<BackwardParams>};
 }
 
 template <class R>

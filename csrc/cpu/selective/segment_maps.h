@@ -114,33 +114,6 @@ struct SegmentMaps {
     return Scratch(params, block, nullptr).arena.bytes;
   }
 
-  static void forward(const ForwardParams& params, const Block& block, void* scratch_base) {
-    map_as_scanned(params, block, scratch_base);
-  }
-  static void backward(const BackwardParams& params, const Block& block, void* scratch_base) {
-    map_as_scanned(params, block, scratch_base);
-  }
-
-  static void forward_alone(const ForwardParams& params, const Block& block, void* scratch_base) {
-    map_alone(params, block, scratch_base);
-  }
-  static void backward_alone(const BackwardParams& params, const Block& block, void* scratch_base) {
-    map_alone(params, block, scratch_base);
-  }
-
- private:
-  template <class Params>
-  static constexpr bool kGoesBack = std::is_same_v<Params, BackwardParams>;
-
-  template <bool kFromTheEnd, class Visit>
-  static void visit_chunks(const Block& block, const Visit& visit) {
-    if constexpr (kFromTheEnd) {
-      for_each_chunk_backwards(block, visit);
-    } else {
-      for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) visit(offset);
-    }
-  }
-
   template <class Params>
   static void map_as_scanned(const Params& params, const Block& block, void* scratch_base) {
     constexpr int64_t kStepsAhead = kGoesBack<Params> ? -kStateChunk : kStateChunk;
@@ -185,6 +158,19 @@ struct SegmentMaps {
       }
     });
     scratch.maps.store(params, block, kGoesBack<Params>);
+  }
+
+ private:
+  template <class Params>
+  static constexpr bool kGoesBack = std::is_same_v<Params, BackwardParams>;
+
+  template <bool kFromTheEnd, class Visit>
+  static void visit_chunks(const Block& block, const Visit& visit) {
+    if constexpr (kFromTheEnd) {
+      for_each_chunk_backwards(block, visit);
+    } else {
+      for (int64_t offset = 0; offset < block.steps; offset += kStateChunk) visit(offset);
+    }
   }
 
   static void load_projection(const ForwardParams& params, const Block& block, int64_t offset,
