@@ -4,8 +4,9 @@
 // As in the forward pass, a block has one channel of one batch entry, and its warps are a pipeline.
 // From the state saved before a chunk, the block repeats the chunk's steps and keeps the states
 // after and in the middle of each. On the way back it factors each step again and keeps λ and
-// H^H·λ. When all of these are complete, all warps add the chunk's terms to the gradients. If several blocks contribute to one gradient, each stores
-// its part separately, and basis.cu sums the parts.
+// H^H·λ. When all of these are complete, all warps add the chunk's terms to the gradients. If
+// several blocks contribute to one gradient, each stores its part separately, and basis.cu sums the
+// parts.
 #include "../launch.h"
 #include "basis.h"
 #include "row.cuh"
