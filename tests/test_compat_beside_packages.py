@@ -116,6 +116,15 @@ def test_a_module_without_spec_counts_as_installed(write, monkeypatch):
     assert "mamba_ssm" not in compat.install().packages
 
 
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) for name in _modules.PACKAGES),
+    reason="needs a machine without these packages",
+)
+def test_all_packages_are_ours_where_none_is_installed():
+    with compat.install() as handle:
+        assert handle.packages == _modules.PACKAGES
+
+
 # --- a mamba_ssm that works without causal_conv1d -------------------------------------------------
 
 
@@ -177,6 +186,16 @@ def test_a_forks_norms_are_ours(write):
         importlib.import_module(names[0])
     with pytest.raises(ModuleNotFoundError, match=names[1]):
         importlib.import_module(names[1])
+
+
+def test_a_real_package_is_imported_on_demand(write):
+    name = "mamba_ssm.ops.triton.layernorm"
+    write({"ops/triton/layernorm.py": "RMSNorm = 'real'"})
+    with compat.install(modules=[name]):
+        assert not foreign_modules()
+        parent = importlib.import_module("mamba_ssm.ops.triton")
+    assert not hasattr(parent, "layernorm")
+    assert importlib.import_module(name).RMSNorm == "real"
 
 
 @pytest.mark.parametrize("first", ["module", "package"])

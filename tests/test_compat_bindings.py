@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import published_calls
+from opchecks import Ops
 from selective_scan import _library, causal_conv1d_ref, mamba_inner_ref, selective_scan_ref
 from selective_scan.compat import _modules, bindings
 
@@ -231,11 +232,12 @@ def differentiate(results, leaves, weights) -> tuple[list, list]:
     )
 
 
-@pytest.fixture(params=["kernels", "fallback"])
-def kernels_or_fallback(request, monkeypatch):
-    if request.param == "fallback":
+@pytest.fixture(params=[True, False], ids=["kernels", "fallback"])
+def has_kernels(request, monkeypatch) -> bool:
+    if not request.param:
         monkeypatch.setattr(_library, "devices", set())
         monkeypatch.setattr(_library, "_fallback_allowed", True)
+    return request.param
 
 
 @pytest.mark.parametrize("silu", [False, True])
@@ -253,14 +255,16 @@ def kernels_or_fallback(request, monkeypatch):
         ],
     ],
 )
-def test_causal_conv1d_cuda(
-    compat_modules, kernels_or_fallback, device, version, case, dtype, silu
-):
+def test_causal_conv1d_cuda(compat_modules, has_kernels, device, version, case, dtype, silu):
     made = make_convolution(case, dtype, device)
     weights = [torch.randn(2, 8, 11).to(device, dtype) for _ in range(2)]
-    results, gradients = differentiate(
-        ConvolutionBelowAutograd.apply(version, *made.values(), silu), made.values(), weights
-    )
+    with Ops() as ops:
+        results, gradients = differentiate(
+            ConvolutionBelowAutograd.apply(version, *made.values(), silu), made.values(), weights
+        )
+    assert ("causal_conv1d_fwd" in ops.names) == has_kernels
+    if device == "cpu":  # a GPU's backward pass runs in a thread of its own
+        assert ("causal_conv1d_bwd_out" in ops.names) == has_kernels
     exact = {
         name: None
         if t is None
