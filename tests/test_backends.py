@@ -342,6 +342,16 @@ def test_fallback_warns_once(without_kernels, caplog):
         selective_scan_fn(**inputs)
 
 
+def test_fallback_on_another_device(without_kernels, caplog):
+    inputs = {name: tensor.detach().to("meta") for name, tensor in inputs_on(SMALL, "cpu").items()}
+    with pytest.raises(ImportError, match="the CPU library"):
+        selective_scan_fn(**inputs)
+    allow_fallback(True)
+    with caplog.at_level(logging.WARNING, logger="selective_scan"):
+        assert selective_scan_fn(**inputs).shape == inputs["u"].shape
+    assert "no kernels for tensors on meta: not a supported device" in caplog.text
+
+
 def test_fallback_under_torch_compile_warns_too(without_kernels, caplog):
     torch._dynamo.reset()
     inputs = inputs_on(SMALL, "cpu")
