@@ -51,8 +51,9 @@ FILE_NAME = re.compile(
     r"(?<![\w./*<-])[\w.*/-]*[\w*]\.(?:cpp|cuh?|h|json|md|py|sh|toml|yaml)\b(?![\w(])"
 )
 # Names of files that are not here: of the method that contributing.md adds, and of a model.
-# llama.cpp is a program.
-FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json", "llama.cpp"}
+# llama.cpp and mamba.py are programs.
+FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json", "llama.cpp", "mamba.py"}
+FOREIGN |= {"alxndrTL/mamba.py"}
 PUBLIC = [name for name in selective_scan.__all__ if not name.startswith("__")]
 
 
