@@ -52,8 +52,13 @@ FILE_NAME = re.compile(
 )
 # Names of files that are not here: of the method that contributing.md adds, and of a model.
 # llama.cpp and mamba.py are programs.
-FOREIGN = {"csrc/core/discretization/midpoint.h", "config.json", "llama.cpp", "mamba.py"}
-FOREIGN |= {"alxndrTL/mamba.py"}
+FOREIGN = {
+    "csrc/core/discretization/midpoint.h",
+    "config.json",
+    "llama.cpp",
+    "alxndrTL/mamba.py",
+    "mamba.py",
+}
 PUBLIC = [name for name in selective_scan.__all__ if not name.startswith("__")]
 
 
