@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from .._library import logger
-from ._modules import ABSENT, BINDINGS, MODULES, PACKAGES
+from ._modules import ABSENT, BINDINGS, MODULES, PACKAGES, why_absent
 
 __all__ = ["Handle", "install", "uninstall"]
 
@@ -42,7 +42,7 @@ class _Importer:
         if name in ABSENT:
             # The error has no `name`: with one, `from package import module` would ignore it, and
             # raise its own error without this reason.
-            raise ModuleNotFoundError(_why_absent(name))
+            raise ModuleNotFoundError(why_absent(name, ABSENT[name]))
         if name not in MODULES:
             return None
         is_package = any(other.startswith(f"{name}.") for other in MODULES)
@@ -95,18 +95,13 @@ def _take_modules(root: str, modules: MutableMapping[str, ModuleType]) -> dict[s
     return {name: modules.pop(name) for name in list(modules) if _is_under(name, root)}
 
 
-def _why_absent(name: str) -> str:
-    return f"selective_scan.compat has no {name}: {ABSENT[name]}, see docs/integrations.md"
-
-
 def _refuse_attribute_of(module: str) -> Callable[[str], NoReturn]:
     def refuse(attribute: str) -> NoReturn:
         name = f"{module}.{attribute}"
-        is_absent = name in ABSENT
-        raise AttributeError(
-            _why_absent(name) if is_absent else f"module {module!r} has no attribute {attribute!r}",
-            name=attribute,
-        )
+        sentence = f"module {module!r} has no attribute {attribute!r}"
+        if name in ABSENT:
+            sentence = why_absent(name, ABSENT[name])
+        raise AttributeError(sentence, name=attribute)
 
     return refuse
 

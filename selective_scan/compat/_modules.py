@@ -137,6 +137,13 @@ BINDINGS = (
 )
 
 
+NO_MAMBA_2 = "Mamba-2 and its SSD are not covered"
+
+
+def why_absent(name: str, reason: str) -> str:
+    return f"selective_scan.compat has no {name}: {reason}, see docs/integrations.md"
+
+
 def _absent(reason: str, names: str) -> dict[str, str]:
     return {f"mamba_ssm.{name}": reason for name in names.split()}
 
@@ -146,7 +153,7 @@ def _absent(reason: str, names: str) -> dict[str, str]:
 # absent. In contrast, compat.refused has the classes that programs import without looking.
 ABSENT = (
     _absent(
-        "Mamba-2 and its SSD are not covered",
+        NO_MAMBA_2,
         "Mamba2 modules.mamba2_simple modules.ssd_minimal ops.triton.ssd_bmm "
         "ops.triton.ssd_chunk_scan ops.triton.ssd_chunk_state ops.triton.ssd_combined "
         "ops.triton.ssd_state_passing ops.triton.layernorm_gated ops.triton.k_activations",

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 from torch import nn
 
+from ._modules import NO_MAMBA_2, why_absent
+
 
 class _Refused(nn.Module):
-    _sentence: str
+    _why: str
 
     def __init__(self, *arguments: object, **options: object) -> None:
-        raise NotImplementedError(f"selective_scan.compat has no {self._sentence}")
+        raise NotImplementedError(self._why)
 
 
 class Mamba2(_Refused):
     """Cannot be constructed, since Mamba-2 is not covered."""
 
-    _sentence = "Mamba2: Mamba-2 and its SSD are not covered, see docs/integrations.md"
+    _why = why_absent("Mamba2", NO_MAMBA_2)
 
 
 class MHA(_Refused):
     """Cannot be constructed, since attention is not covered."""
 
-    _sentence = "MHA: attention is not covered, see docs/integrations.md"
+    _why = why_absent("MHA", "attention is not covered")
