@@ -339,7 +339,8 @@ class BackwardTile {
     }
     float later = carry_through_lanes<Shape, true>(back, sums.state_gradient, maps).entered;
     float dA = 0.0f, dD = 0.0f, ddelta_bias = 0.0f;
-    // Read again, since in registers these would crowd out the values kept for the steps.
+    // Read or converted again, since as floats in registers these would crowd out the values kept
+    // for the steps.
     read_projections(opaque(window.first_step()));
     if constexpr (kIsInShared) load(Row::kU, u);
 #pragma unroll

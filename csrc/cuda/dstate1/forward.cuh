@@ -9,9 +9,8 @@
 // Shared memory of a warp: B and C in fp32 of a window of several channels, two maps of windows if
 // these are shared, and a tile for rows that vectors cannot read; then u, delta and z, with out in
 // place of u. If rows are dense, these are whole rows; if they are vectors, two windows, one of
-// which is being copied.
-// Bound by memory, with about 55 instructions per (channel, step), or by latency if windows have
-// one channel.
+// which is being copied. Bound by memory, with about 55 instructions per (channel, step), or by
+// latency if windows have one channel.
 #pragma once
 
 #include "scan.cuh"

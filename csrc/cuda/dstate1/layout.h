@@ -21,7 +21,8 @@ struct WindowShape {
   static constexpr int kSteps = kLanes * kItems;
   static constexpr int kRoundSteps = kWarps * kSteps;
   static constexpr int kChunks = kSteps / kChunk;
-  /// The steps of B and C in shared memory. In a window of one channel, lanes load their own steps.
+  /// The steps of B and C in shared memory. In a window of one channel lanes load their own steps,
+  /// so these are only what an array must have at least to keep the next one aligned.
   static constexpr int kSharedSteps = kChannels > 1 ? kSteps : 4;
 
   /// The distance between the channels of a tile in shared memory: rows stay aligned to 16 bytes,

@@ -215,7 +215,7 @@ class WarpRows {
     }
     Values delta, dy, u, z, slope;
     [[maybe_unused]] Values input_delta;
-    with_element_type([&](const LaneSlice& slice) {
+    with_typed_slice([&](const LaneSlice& slice) {
       delta = Cursor::to_values(args_.row(Row::kDelta), slice, raw_delta);
       if constexpr (kGradients) u = Cursor::to_values(args_.row(Row::kU), slice, raw_u);
       if constexpr (kHasInputDelta) {
@@ -368,7 +368,7 @@ class WarpRows {
   /// Calls `work` with the lane's slice, whose element type is then known to the compiler: one
   /// branch serves several arrays.
   template <class Work>
-  __device__ __forceinline__ void with_element_type(const Work& work) const {
+  __device__ __forceinline__ void with_typed_slice(const Work& work) const {
     if constexpr (kSize == 2) {
       LaneSlice slice = slice_;
       if (slice_.is_bfloat16) {
@@ -388,7 +388,7 @@ class WarpRows {
     for_gradients([&](int i, const Gradient& it) {
       if (is_wanted(it)) values[i] = values_of(it);
     });
-    with_element_type([&](const LaneSlice& slice) {
+    with_typed_slice([&](const LaneSlice& slice) {
 #pragma unroll
       for (int i = 0; i < kGradientArrays; ++i) words[i] = Cursor::to_words(slice, values[i]);
     });
