@@ -3,9 +3,10 @@
 A model is S6: some layers of norm, mixer and residual, and a last norm. It is compared with its
 matrix products alone, with mamba_ssm's layer if that is importable, and with --transformers with
 transformers' layers under the integration. bfloat16 means torch.autocast over float32 parameters.
-On CUDA a model is also timed as a CUDA graph, and the memory that a step needs beyond parameters
-and input is measured. A model's times include the GPU's waits for the host; those of parts are the
-GPU's alone.
+On CUDA a model is also timed as one CUDA graph, and with its two passes as graphs, which
+torch.cuda.make_graphed_callables captures and autograd calls; and the memory that a step needs
+beyond parameters and input is measured. A model's times include the GPU's waits for the host; those
+of parts are the GPU's alone.
 
 Example:
     python benchmarks/benchmark_layer.py --device cpu --threads 2 --json layer.json --plot layer.png
@@ -24,8 +25,8 @@ from torch import Tensor, nn
 
 from harness import plots, records, report
 from harness.arguments import add_device, make_parser, parse, positive
-from harness.models import PASSES, Step, check_layer, model_step
-from harness.peers import mamba_ssm_layers
+from harness.models import PASSES, Step, check_layer, graphed_step, model_step
+from harness.peers import imported_versions, mamba_ssm_layers
 from harness.timing import Timing, in_graph, keep_freed_memory, measure, peak_mebibytes
 from harness.users import LAYERS, LayerCall
 from selective_scan import S6, MambaMixer
@@ -200,6 +201,8 @@ def measure_models(
     memory = {key: peak_mebibytes(call, device) for key, call in calls.items()}
     if device.type == "cuda":
         calls |= {("S6 as a CUDA graph", which): in_graph(calls["S6", which]) for which in PASSES}
+        graphed = graphed_step(models["S6"], x, half)
+        calls |= {("S6 with graphed passes", which): it for which, it in graphed.passes().items()}
     times = measure(
         calls, device, warmup=2, runs=options.runs, budget=options.budget, queue_ahead=False
     )
@@ -276,7 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
             own = measure_models(options, shape, dtype, models, x)
             parts += measure_parts(options, shape, dtype, own, models["S6"].layers[0], x)
             rows += own
-    environment = records.environment(options.device)
+    environment = {**records.environment(options.device), "peers": imported_versions()}
     title = f"{environment['device']}, torch {torch.__version__}, {options.threads} threads"
     report.print_table(
         f"Models of Mamba layers, {title}, ms: median (quartiles)", rows,

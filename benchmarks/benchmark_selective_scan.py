@@ -12,7 +12,7 @@ contiguous along time or along channels, and compares it with arrays that all ar
 ordinary problem.
 
 Example:
-    python benchmarks/benchmark_selective_scan.py --users --json h100_users.json --plot h100
+    python benchmarks/benchmark_selective_scan.py --users --json h200_users.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cuda --backward \\
         --anchors benchmarks/anchors/h200_mamba_ssm.json --json h200.json --plot h200
     python benchmarks/benchmark_selective_scan.py --device cpu --backward --threads 1 2 \\
@@ -42,7 +42,13 @@ from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
 from harness.cliffs import choose_points, measure_point
 from harness.operators import Scan, Tensors, make_scan, nbytes
-from harness.peers import Anchors, is_for_the_reference, mamba_ssm_passes, textbook_scan
+from harness.peers import (
+    Anchors,
+    imported_versions,
+    is_for_the_reference,
+    mamba_ssm_passes,
+    textbook_scan,
+)
 from harness.problems import (
     DTYPES,
     LAYOUTS,
@@ -369,24 +375,27 @@ def run_sweep(name: str, options: argparse.Namespace) -> int:
     environment = records.environment(options.device)
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads[-1])
+    settings = {name: value for name, value in vars(options).items() if name != "anchors"}
     rows, failures = [], []
-    for each in track(sweep.choose(options), disable=not sys.stderr.isatty(), transient=True):
-        try:
-            rows += sweep.measure(each, options)
-        except RuntimeError as error:  # a wrong result, or out of memory
-            failures.append(f"{each}: {error}")
-        if options.device.type == "cuda":
-            torch.cuda.empty_cache()  # frees the pools of destroyed graphs
+    try:
+        for each in track(sweep.choose(options), disable=not sys.stderr.isatty(), transient=True):
+            try:
+                rows += sweep.measure(each, options)
+            except RuntimeError as error:  # a wrong result, or out of memory
+                failures.append(f"{each}: {error}")
+            if options.device.type == "cuda":
+                torch.cuda.empty_cache()  # frees the pools of destroyed graphs
+    finally:  # an interrupted program leaves what it has measured
+        if options.json:
+            with_peers = {**environment, "peers": imported_versions()}
+            content = {"environment": with_peers, "settings": settings, "rows": rows}
+            records.write(options.json, {**content, "failures": failures})
     print(
         f"{environment['device']}, torch {environment['torch']}, selective_scan "
         f"{environment['selective_scan']} ({environment['revision']}), {environment['date']}"
     )
     title = f"Medians of {options.runs} runs (quartiles), ms"
     report.print_table(title, rows, sweep.columns)
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "anchors"}
-        content = {"environment": environment, "settings": settings, "rows": rows}
-        records.write(options.json, {**content, "failures": failures})
     if options.plot and rows:
         sweep.plot(rows, environment["device"], Path(f"{options.plot}_{name}.png"))
     return report_failures(failures)

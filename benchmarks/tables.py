@@ -21,7 +21,6 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
-_ANCHORS = _ROOT / "benchmarks" / "anchors"
 _FILES = (_ROOT / "README.md", _ROOT / "docs" / "performance.md")
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _PASSES = ("forward", "backward")
@@ -240,27 +239,21 @@ def compiled(*records: str) -> Table:
 
 def layers(record: str) -> Table:
     """Returns the times of models of layers, with the speedup over mamba_ssm's in brackets."""
-    ways = ("S6", "S6 as a CUDA graph", "S6 compiled", "S6 bidirectional", "matrix products")
-    peers = json.loads((_ANCHORS / "h200_layer.json").read_text())["rows"]
-    header = ("batch, seqlen, d_model; layers", "pass", "eager", "as a CUDA graph", "compiled")
+    header = ("batch, seqlen, d_model; layers", "pass", "eager", "graphed passes")
+    header = (*header, "as one CUDA graph", "compiled", "both directions", "matrix products alone")
+    ways = ("S6 with graphed passes", "S6 as a CUDA graph", "S6 compiled", "S6 bidirectional")
     lines = []
     for row in select(record, what="S6", dtype="bfloat16"):
         *shape, depth = row["sizes"]
-        key = {**dict(zip(("batch", "seqlen", "d_model"), shape, strict=True)), "layers": depth}
-        (peer,) = (p for p in peers if p["dtype"] == "bfloat16" and key.items() <= p.items())
-        their_ms = peer["fwd_ms" if row["which"] == "forward" else "fwd_bwd_ms"]
-        found = {
-            name: find(record, shape=row["shape"], which=row["which"], what=name, dtype="bfloat16")
-            for name in ways
-        }
-        eager, *others = (figure(r["time"]["median"]) if r else "" for r in found.values())
-        speed = f"{their_ms / row['time']['median']:.2f}×"
+        key = {"shape": row["shape"], "which": row["which"], "dtype": "bfloat16"}
+        found = [find(record, what=name, **key) for name in (*ways, "matrix products")]
+        peer = find(record, what="mamba_ssm", **key)
+        eager = f"{milliseconds(row)} ({1 / row['over_mamba_ssm']:.2f}×)"
         lines.append(
-            [f"{', '.join(map(str, shape))}; {depth}", row["which"], f"{eager} ({speed})", *others,
-             f"{row['peak_MiB']:.0f}",
-             str(peer["peak_extra_MiB"]) if row["which"] != "forward" else ""]
+            [f"{', '.join(map(str, shape))}; {depth}", row["which"], eager,
+             *map(milliseconds, found), f"{row['peak_MiB']:.0f}", f"{peer['peak_MiB']:.0f}"]
         )  # fmt: skip
-    return (*header, "both directions", "matrix products alone", "MiB", "mamba-ssm's MiB"), lines
+    return (*header, "MiB", "mamba-ssm's MiB"), lines
 
 
 def layer_parts(record: str) -> Table:
@@ -330,10 +323,10 @@ def matrix(record: str) -> Table:
 
 # By name: the function that makes the table, and the records that it reads.
 TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
-    "speed": (functools.partial(scans, names=_README_SCANS), ("h100_users",)),
-    "model speed": (functools.partial(models, names=_README_MODELS), ("h100_users",)),
-    "users' scans": (scans, ("h100_users",)),
-    "users' models": (models, ("h100_users",)),
+    "speed": (functools.partial(scans, names=_README_SCANS), ("h200_users",)),
+    "model speed": (functools.partial(models, names=_README_MODELS), ("h200_users",)),
+    "users' scans": (scans, ("h200_users",)),
+    "users' models": (models, ("h200_users",)),
     "variants": (variants, ("h200_variants",)),
     "methods": (
         functools.partial(methods, shape="mamba-130m", dtype="bfloat16"), ("h200_methods",),

@@ -241,7 +241,7 @@ def test_tables_are_those_of_the_records(tables, monkeypatch, capsys, tmp_path):
         assert sum(text.count(f"<!-- {name} table -->\n") for text in texts.values()) == 1, name
     assert tables.main(["--check"]) == 0
 
-    row = next(r for r in tables.load("h100_users")["rows"] if r["name"] == "mamba-130m train")
+    row = next(r for r in tables.load("h200_users")["rows"] if r["name"] == "mamba-130m train")
     copies = [tmp_path / path.name for path in texts]
     for copy, text in zip(copies, texts.values(), strict=True):
         copy.write_text(text.replace(f"| {row['time']['median']:.3f} (", "| 0.001 ("))

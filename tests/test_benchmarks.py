@@ -207,7 +207,8 @@ def test_users(tmp_path, device):
         "vim-small$|vim-small fp16|N=2$|transformers|layers-512|130m token$",
         "--plot", tmp_path / "small",
     )  # fmt: skip
-    rows = content["rows"]
+    rows, versions = content["rows"], content["environment"]["peers"]
+    assert set(versions) <= {"mamba_ssm", "causal_conv1d"}
     names = ("vim-small", "vim-small fp16", "s-d-mamba N=2", "transformers 130m padded",
              "transformers 130m prompt 64", "transformers 130m prompt 512",
              "transformers 2.8b prompt", "transformers jamba autocast")  # fmt: skip

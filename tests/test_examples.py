@@ -27,10 +27,11 @@ def needs_the_libraries_of_the_demo():
 
 
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
-def test_digits_learns_and_draws(tmp_path):
+def test_digits_learns_and_draws(tmp_path, device):
     picture = tmp_path / "digits.png"
     small = ["--epochs", "4", "--d-model", "32", "--depth", "1", "--batch-size", "32"]
-    result = run(*small, "--output", str(picture))
+    graphs = ["--graphs"] if device == "cuda" else []
+    result = run(*small, "--output", str(picture), "--device", device, *graphs)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[-1].endswith(str(picture))
@@ -57,7 +58,11 @@ def test_weight_decay_leaves_poles_and_skips_alone():
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [(("--epochs", "0"), "--epochs must be at least 1"), (("--d-model", "x"), "invalid int")],
+    [
+        (("--epochs", "0"), "--epochs must be at least 1"),
+        (("--d-model", "x"), "invalid int"),
+        (("--graphs",), "--graphs needs --device cuda, got --device cpu"),
+    ],
 )
 def test_digits_refuses_bad_arguments(arguments, expected):
     result = run(*arguments)

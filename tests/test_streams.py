@@ -1,5 +1,8 @@
 """CUDA only: other streams, graph capture, other devices than the current one."""
 
+import contextlib
+import copy
+
 import pytest
 import torch
 
@@ -15,7 +18,9 @@ from problem import (
     op_arguments,
     run,
 )
-from selective_scan import selective_scan_fn
+from selective_scan import S6, selective_scan_fn
+from selective_scan.compat.config_mamba import MambaConfig
+from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
 
 pytestmark = pytest.mark.cuda
 
@@ -88,6 +93,50 @@ def test_a_captured_training_step(cuda_device):
     graph.replay()
     for actual, wanted in zip(captured, step(), strict=True):
         assert torch.equal(actual, wanted)
+
+
+def language_model():
+    return MambaLMHeadModel(MambaConfig(d_model=32, n_layer=2, vocab_size=40))
+
+
+@pytest.mark.parametrize(
+    ("make_model", "dtype"),
+    [
+        (lambda: S6(32, 4, depth=2), None),
+        (lambda: S6(32, 4, depth=2), torch.bfloat16),
+        (lambda: S6(32, 4, depth=2, bidirectional=True, discretization_method="foh"), None),
+        (language_model, torch.bfloat16),
+    ],
+    ids=["layers", "autocast", "both directions", "language model"],
+)
+def test_a_graphed_model_trains_like_the_model(make_model, dtype, cuda_device):
+    """torch.cuda.make_graphed_callables replaces a model's passes by graphs."""
+    model = make_model().to(cuda_device)
+    graphed = copy.deepcopy(model)
+    if isinstance(model, MambaLMHeadModel):
+        inputs = torch.randint(40, (4, 2, 37), device=cuda_device)
+    else:
+        inputs = torch.randn(4, 2, 37, 32, device=cuda_device)
+
+    def autocast():
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast("cuda", dtype, cache_enabled=False)
+
+    with autocast():
+        graphed = torch.cuda.make_graphed_callables(graphed, (inputs[0],))
+    outputs = []
+    for it in (model, graphed):
+        optimizer = torch.optim.SGD(it.parameters(), lr=0.1)
+        for given in inputs[1:]:
+            with autocast():
+                out = it(given)
+            out = getattr(out, "logits", out)
+            optimizer.zero_grad()
+            out.float().square().mean().backward()
+            optimizer.step()
+        outputs.append({"out": out.detach(), **dict(it.named_parameters())})
+    assert_same_bits(*outputs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

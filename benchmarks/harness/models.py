@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -65,16 +66,27 @@ class Step:
 
 def model_step(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Step:
     """Returns a model's two passes; half precision means autocast over its float32 parameters."""
-    is_half = dtype != torch.float32
 
     def run() -> Sequence[Tensor]:
-        # Without autocast's cache every call casts anew, so that CUDA graphs can capture it.
-        with torch.autocast(
-            x.device.type, dtype if is_half else None, enabled=is_half, cache_enabled=False
-        ):
+        with _autocast(x.device, dtype):
             return (model(x),)
 
     return Step(run, [x, *model.parameters()])
+
+
+def graphed_step(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Step:
+    """Returns the two passes of a copy of the model, each of which is a CUDA graph."""
+    with _autocast(x.device, dtype):
+        graphed = torch.cuda.make_graphed_callables(copy.deepcopy(model), (x,))
+    return model_step(graphed, x, dtype)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    is_half = dtype != torch.float32
+    # Without autocast's cache every call casts anew, so that CUDA graphs can capture it.
+    return torch.autocast(
+        device.type, dtype if is_half else None, enabled=is_half, cache_enabled=False
+    )
 
 
 def check_layer(layer: MambaMixer, dtype: torch.dtype) -> float:

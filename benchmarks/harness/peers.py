@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,12 @@ def mamba_ssm_passes(scan: Scan, backward: bool) -> dict[str, Callable[[], objec
         return module.bwd(*kept, dout, states, saved_out, None, True, False)
 
     return {"forward": forward, **({"backward": run_backward} if backward else {})}
+
+
+def imported_versions() -> dict[str, str]:
+    """Returns the versions of the other packages that this process has imported."""
+    found = {name: sys.modules.get(name) for name in ("mamba_ssm", "causal_conv1d")}
+    return {name: module.__version__ for name, module in found.items() if module is not None}
 
 
 class Residual(nn.Module):
