@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -107,7 +106,7 @@ def mixer_options(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, 
         "d_model": d_model,
         "d_state": sizes("A_log", 2)[1],
         "d_conv": sizes("conv1d.weight", 3)[2],
-        "expand": Fraction(rows // 2, d_model),
+        "expand": rows / (2 * d_model),
         "dt_rank": sizes("dt_proj.weight", 2)[1],
         "conv_bias": f"{prefix}conv1d.bias" in weights,
         "bias": f"{prefix}in_proj.bias" in weights,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Protocol
 
 import torch
@@ -102,7 +101,7 @@ class Mamba(DirectedMixer):
         check_positive("expand", expand)
         check_positive("expand·d_model", expand * d_model)
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
-        sizes = (d_model, d_state, d_conv, Fraction(int(expand * d_model), d_model))
+        sizes = (d_model, d_state, d_conv, int(expand * d_model) / d_model)
         # Configurations contain 0 and 1 for these two, which upstream passes on to PyTorch.
         conv_bias, bias = (bool(it) if isinstance(it, int) else it for it in (conv_bias, bias))
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
