@@ -7,6 +7,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -75,6 +76,12 @@ def test_a_failing_install_leaves_nothing(monkeypatch):
     with pytest.raises(AttributeError, match="missing"):
         compat.install(force=True)
     assert not modules_of()
+
+
+def test_threads_may_install_and_uninstall():
+    with ThreadPoolExecutor(4) as threads:
+        calls = [lambda: compat.install(force=True), compat.uninstall] * 100
+        list(threads.map(lambda call: call(), calls))
 
 
 @pytest.mark.parametrize("name", ["force", "raw"])
