@@ -98,7 +98,8 @@ def test_module_has_a_spec_and_reloads(compat_modules, name):
     module = importlib.import_module(name)
     spec = importlib.util.find_spec(name)
     assert spec is module.__spec__
-    assert (spec.name, spec.origin) == (name, "selective_scan.compat")
+    assert (spec.name, spec.origin, module.__file__) == (name, *[compat.__file__] * 2)
+    assert inspect.getsource(module) == inspect.getsource(compat)
     assert (spec.submodule_search_locations is not None) == hasattr(module, "__path__")
     names = _modules.MODULES[name].names
     for attribute in names:

@@ -48,7 +48,9 @@ class _Importer:
         if name not in MODULES:
             return None
         is_package = any(other.startswith(f"{name}.") for other in MODULES)
-        return ModuleSpec(name, self, origin="selective_scan.compat", is_package=is_package)
+        spec = ModuleSpec(name, self, origin=__file__, is_package=is_package)
+        spec.has_location = True  # so that the module has a __file__, which programs look at
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Returns None, so that Python creates an ordinary module."""
