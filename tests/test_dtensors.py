@@ -13,6 +13,7 @@ from ranks import assert_match, raised_by
 from selective_scan import (
     causal_conv1d_fn,
     causal_conv1d_ref,
+    causal_conv1d_update,
     diagonal_scan_fn,
     selective_scan_fn,
     selective_scan_ref,
@@ -168,6 +169,11 @@ def refusals(group, device: str) -> list[str]:
     def call_reference(**inputs) -> None:
         diagonal_scan_fn(inputs["u"], inputs["delta"], backend="reference")
 
+    def update(**inputs) -> None:
+        state = distribute_tensor(torch.zeros(4, 8, 3, device=device), mesh, [Replicate()])
+        weight = distribute_tensor(torch.ones(8, 4, device=device), mesh, [Replicate()])
+        causal_conv1d_update(inputs["u"], state, weight)
+
     calls = [
         (case, Shard(2)),
         (case.with_(batch=3), Shard(0)),
@@ -175,6 +181,7 @@ def refusals(group, device: str) -> list[str]:
         (case.with_(dim=12, C="grouped", groups=3), Shard(1)),
         (case, Shard(0), call_another),
         (case, Shard(0), call_reference),
+        (case, Shard(1), update),
     ]
     return raised_by([functools.partial(call, *given) for given in calls])
 
@@ -186,6 +193,7 @@ def test_what_is_refused(ranks):
         f"ValueError: .*u must be sharded over ranks .* divides dim = 7, got {ranks.count}",
         f"ValueError: .*u must be sharded over ranks .* groups of C = 3, got {ranks.count}",
         *["NotImplementedError: .*diagonal_scan takes no DTensors"] * 2,
+        r"ValueError: .*conv_state must be placed as \[Shard.*, got \(Replicate",
     ]
     for messages in ranks(refusals, ranks.device):
         assert_match(messages, patterns)
