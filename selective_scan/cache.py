@@ -239,6 +239,9 @@ class S6Cache(_Cache):
     Attributes:
         layers: the cache of each layer.
 
+    Raises:
+        ValueError: a cache is given for two layers, both of which would advance it.
+
     Example:
         >>> import torch
         >>> from selective_scan import S6
@@ -253,6 +256,11 @@ class S6Cache(_Cache):
     """
 
     layers: tuple[MixerCache, ...]
+
+    def __post_init__(self) -> None:
+        depth, count = len(self.layers), len({*map(id, self.layers)})
+        if count != depth:
+            refuse("layers", f"{depth} different caches", count)
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for layer in self.layers for tensor in layer._tensors()]

@@ -371,6 +371,12 @@ def test_a_cache_of_another_kind_is_refused(seqlen):
     assert not any(tensor.any() for tensor in tensors_of(cache))
 
 
+def test_a_cache_serves_one_layer():
+    layer = model_of().layers[0].allocate_cache(BATCH)
+    with pytest.raises(ValueError, match="layers must be 2 different caches, got 1$"):
+        S6Cache((layer, layer))
+
+
 @pytest.mark.parametrize("seqlen", [1, 9])
 def test_a_head_that_is_no_module_is_refused(seqlen):
     model, head = model_of(), torch.nn.Linear(DIM, 5)
