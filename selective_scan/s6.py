@@ -309,6 +309,8 @@ class S6Layer(MambaMixer):
     It derives from the mixer, rather than containing one, to keep the names of its parameters.
     """
 
+    _input_name = "a layer's input"  # since the caller of a stack passes no argument `hidden`
+
     def __init__(
         self,
         d_model: int,

@@ -388,6 +388,15 @@ def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, d
     assert str(it.value) == f"selective_scan: {message.format(name)}, got {given}"
 
 
+@pytest.mark.parametrize("seqlen", [1, 9])
+def test_a_later_layer_of_another_dtype_is_refused(seqlen):
+    model = S6(8, depth=2)
+    model.layers[1].double()
+    message = "a layer's input must have dtype float64, as in_proj.weight has, got float32"
+    with pytest.raises(RuntimeError, match=f"^selective_scan: {message}$"):
+        model(torch.ones(2, seqlen, 8))
+
+
 def test_in_proj_may_take_another_dtype(device):
     """A replacement of in_proj, or a hook on it, may cast."""
 
