@@ -258,7 +258,7 @@ def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden:
     d_inner, dstate = columns[_A_LOG][0].shape
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
     return (
-        {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
+        {weight.dtype for place in _CAST for weight in columns[place]} == {hidden.dtype}
         and {weight.shape[0] for weight in columns[_OUT_PROJ]} == {hidden.shape[2]}
         and len({scale.dtype for scale in scales}) <= 1
         and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
@@ -279,8 +279,9 @@ _PLAIN_PARTS = [
     [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
 ]
 # Places in a layer's entry: the tensors of StackTensors without the norm, then the options.
-_CONV1D, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 5, 7, 9, 13
+_CONV1D, _X_PROJ, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 4, 5, 7, 9, 13
 _BIASES = (1, 3, 6, 10)
+_CAST = (_CONV1D, _X_PROJ, _DT_PROJ, _OUT_PROJ)  # weights that the modules cast to hidden's dtype
 _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 
 

@@ -30,6 +30,7 @@ from ._plain_mixer import (
     is_plain_convolution,
     is_plain_product,
     parameter,
+    project,
     run_in_one,
 )
 from ._plain_stack import step_in_one
@@ -388,7 +389,7 @@ class MambaMixer(MarkedModule):
             delta, B, C, delta_bias = self._project(x)
             scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
             y = cache.scan(*scanned, **self._scan_options())
-        out = self.out_proj(_across(y))
+        out = project(self.out_proj, _across(y))
         return out.unsqueeze(1) if is_one_step else out
 
     def _project_input(self, hidden: Tensor) -> Tensor:
@@ -402,7 +403,7 @@ class MambaMixer(MarkedModule):
         the bias that the scan is to add. A suffix selects another set of parts, here and below."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
-        dt, B, C = x_proj(_across(x)).split_with_sizes(sizes, -1)
+        dt, B, C = project(x_proj, _across(x)).split_with_sizes(sizes, -1)
         delta, delta_bias = project_steps(dt_proj, dt)
         return _across(delta), _across(B), _across(C), delta_bias
 

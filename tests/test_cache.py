@@ -132,6 +132,16 @@ def test_a_replaced_projection_is_called(device):
     assert seen == [BATCH] * 3
 
 
+@pytest.mark.parametrize("name", ["conv1d", "x_proj", "dt_proj", "out_proj"])
+def test_a_part_of_another_dtype_is_cast(name, device):
+    model = model_of(device, bias=True)
+    getattr(model.layers[1], name).double()
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    y = by_parts(model, x, random_split(device), cache)
+    assert y.dtype == x.dtype
+    assert error(y, model(x)) < BOUNDS[x.dtype]
+
+
 @pytest.mark.parametrize("width", [1, 4, 9])
 def test_a_convolution_with_a_hook_is_called(width, device):
     model = model_of(device, d_conv=width)

@@ -191,6 +191,14 @@ def test_steps_with_another_out_proj(channels):
         torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["x_proj", "dt_proj", "out_proj"])
+def test_a_projection_of_another_dtype_is_cast(name):
+    mamba, x = Mamba(8, layer_idx=0), torch.randn(2, 9, 8)
+    getattr(mamba, name).double()
+    with torch.no_grad():
+        torch.testing.assert_close(by_steps(mamba, x, 5)[0], mamba(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("d_model", "expand", "d_inner"), [(100, 1.15, 114), (9, 0.5, 4)])
 def test_of_a_product_that_is_no_whole_number_the_rest_is_dropped(d_model, expand, d_inner):
     layer = Mamba(d_model, d_state=4, expand=expand)

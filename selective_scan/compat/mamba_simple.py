@@ -13,6 +13,7 @@ from .. import mamba_mixer
 from .._discretization import at_least_single, poles
 from .._layer_input import checked_sequence
 from .._module_arguments import check_count, check_flag, check_positive, refuse
+from .._plain_mixer import project
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
@@ -179,7 +180,7 @@ class Mamba(DirectedMixer):
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True, **self._scan_options())
         ssm_state.copy_(last_state.detach())
-        return self._scale(self.out_proj(y.transpose(1, 2)))
+        return self._scale(project(self.out_proj, y.transpose(1, 2)))
 
     def step(
         self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
