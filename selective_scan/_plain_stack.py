@@ -110,7 +110,6 @@ def step_in_one(
     entries = [*map(_entry_of, layers, caches)]
     if None in entries:
         return None
-    outer = [norm._parameters.get("weight") for norm in norms[:1]]
     is_plain_head = (
         type(head) is nn.Linear
         and has_no_hooks(head)
@@ -118,8 +117,9 @@ def step_in_one(
         and type(head._parameters.get("weight")) in OPAQUE_TYPES
         and not (torch.is_grad_enabled() and head._parameters["weight"].requires_grad)
     )
-    if is_plain_head:
-        outer.append(head._parameters.get("weight"))
+    final = norms[0]._parameters["weight"] if norms else None
+    logits = head._parameters["weight"] if is_plain_head else None
+    outer = [weight for weight in (final, logits) if weight is not None]
     scales = [norm._parameters.get("weight") for norm in norms[1:]]
     columns = [list(column) for column in zip(*entries, strict=True)]
     for place in _BIASES:
@@ -142,7 +142,6 @@ def step_in_one(
     ):
         return None
     columns = columns[:_TENSORS]
-    final, logits, *_ = *outer, None, None
     workspace = None
     if hidden.is_cuda:
         sizes = (len(entries), columns[0][0].shape[1], *columns[_A_LOG][0].shape)
