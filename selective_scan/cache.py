@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx, nn
 
-from ._checks import MAX_WIDTH
+from ._checks import MAX_WIDTH, REAL, check_changed, check_dtype
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
@@ -314,8 +314,11 @@ def refuse_bidirectional(is_bidirectional: bool) -> None:
         refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
 
 
-def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.device) -> None:
-    """Raises a ValueError unless the cache fits the layer and an input of this batch and device."""
+def check_cache(
+    layer: MambaMixer, cache: MixerCache, batch: int, device: torch.device | None
+) -> None:
+    """Raises an error unless the cache fits the layer and an input of this batch and device, where
+    None stands for any device."""
     refuse_bidirectional(layer.bidirectional)
     d_inner, d_state, d_conv = layer.A_log.shape[0], layer.d_state, layer.d_conv
     num_angles = layer.sizes.turns
@@ -329,7 +332,7 @@ def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.
     }
     for name, layout in wanted.items():
         tensor = getattr(cache, name)
-        shape = None if tensor is None else tuple(tensor.shape)
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
         if layout is None:
             if tensor is not None:
                 refuse(f"{name} of cache", "None for this layer", shape)
@@ -337,5 +340,8 @@ def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.
         dims, size = layout
         if shape != size:
             refuse(f"{name} of cache", f"{dims} = {size}", shape)
-        if tensor.device != device:
+        if device is not None and tensor.device != device:
             refuse("cache", f"on {device}, as the input is", str(tensor.device))
+        if tensor.dtype not in REAL or 0 in tensor.stride():  # the checks' own time is noticeable
+            check_dtype(f"{name} of cache", tensor, REAL)
+            check_changed(f"{name} of cache", tensor)

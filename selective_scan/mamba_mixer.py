@@ -336,8 +336,8 @@ class MambaMixer(MarkedModule):
             ValueError: hidden has a wrong shape; the cache is for another batch, device or layer; a
                 cache is given together with cu_seqlens, or to a bidirectional layer; or cu_seqlens
                 is given and the convolution is wider than 8, has a hook or is not a plain layer.
-            RuntimeError: hidden has a wrong dtype, a call with a cache needs a gradient, or
-                :func:`selective_scan_fn` refuses cu_seqlens.
+            RuntimeError: hidden or the cache has a wrong dtype, a call with a cache needs a
+                gradient, or :func:`selective_scan_fn` refuses cu_seqlens.
         """
         return self._run(hidden, None, cache, cu_seqlens)
 

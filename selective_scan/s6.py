@@ -184,7 +184,7 @@ class S6(nn.Module):
             ValueError: x has a wrong shape; the cache is for another batch, device or model; a
                 cache is given together with cu_seqlens, or to a bidirectional model; or cu_seqlens
                 is given and a convolution is wider than 8, has a hook or is not a plain layer.
-            RuntimeError: x has a wrong dtype, a call with a cache needs a gradient, or
+            RuntimeError: x or the cache has a wrong dtype, a call with a cache needs a gradient, or
                 :func:`selective_scan_fn` refuses cu_seqlens.
         """
         x = checked_sequence("x", x, self.d_model)
@@ -207,7 +207,7 @@ class S6(nn.Module):
                     return out
                 for layer, part in zip(self.layers, caches, strict=True):
                     if isinstance(layer, MambaMixer):  # no cache changes unless all fit
-                        check_cache(layer, part, x.shape[0], part.state.device)
+                        check_cache(layer, part, x.shape[0], None)
         else:
             refuse_other_cache(cache, "S6Cache")
         norms = self._join_norms(x)

@@ -381,6 +381,27 @@ def test_a_cache_of_another_kind_is_refused(seqlen):
     assert not any(tensor.any() for tensor in tensors_of(cache))
 
 
+@pytest.mark.parametrize("seqlen", [1, 9])
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (torch.Tensor.long, RuntimeError, "must have dtype .*, got int64"),
+        (lambda state: state[:1].expand_as(state), RuntimeError, "must have no stride of 0, .*"),
+        (lambda _: None, ValueError, r"must be \(batch, d_inner, .*, got None"),
+    ],
+    ids=["dtype", "expanded", "none"],
+)
+@pytest.mark.parametrize("name", ["conv_state", "state"])
+def test_a_cache_of_wrong_tensors_is_refused_before_it_changes(name, change, kind, message, seqlen):
+    model = model_of()
+    x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
+    last = cache.layers[1]
+    setattr(last, name, change(getattr(last, name)))
+    with pytest.raises(kind, match=f"^selective_scan: {name} of cache {message}$"):
+        model(x, cache=cache)
+    assert not any(tensor.any() for tensor in tensors_of(cache))
+
+
 def test_a_cache_serves_one_layer():
     layer = model_of().layers[0].allocate_cache(BATCH)
     with pytest.raises(ValueError, match="layers must be 2 different caches, got 1$"):
