@@ -483,7 +483,7 @@ class MambaMixer(MarkedModule):
         Raises:
             TypeError: source is neither a module nor a mapping.
             ValueError: source is another module, lacks a weight, or contains one with a wrong shape
-                or one that a mixer does not have; the message names it.
+                or dtype, or one that a mixer does not have; the message names it.
 
         Example:
             >>> from selective_scan import MambaMixer

@@ -261,7 +261,7 @@ class S6(nn.Module):
         Raises:
             TypeError: source is neither a module nor a mapping.
             ValueError: source is another model, lacks a weight, or contains one with a wrong shape
-                or one that S6 does not have; the message names it.
+                or dtype, or one that S6 does not have; the message names it.
 
         Example:
             >>> import torch
