@@ -240,6 +240,7 @@ class S6Cache(_Cache):
         layers: the cache of each layer.
 
     Raises:
+        TypeError: one of the layers' caches is no MixerCache.
         ValueError: a cache is given for two layers, both of which would advance it.
 
     Example:
@@ -258,6 +259,10 @@ class S6Cache(_Cache):
     layers: tuple[MixerCache, ...]
 
     def __post_init__(self) -> None:
+        for layer in self.layers:
+            if not isinstance(layer, MixerCache):
+                got = type(layer).__name__
+                raise TypeError(f"selective_scan: layers must be MixerCaches, got {got}")
         depth, count = len(self.layers), len({*map(id, self.layers)})
         if count != depth:
             refuse("layers", f"{depth} different caches", count)

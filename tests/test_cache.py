@@ -404,7 +404,9 @@ def test_a_cache_of_wrong_tensors_is_refused_before_it_changes(name, change, kin
 
 def test_a_cache_serves_one_layer():
     layer = model_of().layers[0].allocate_cache(BATCH)
-    with pytest.raises(ValueError, match="layers must be 2 different caches, got 1$"):
+    with pytest.raises(TypeError, match=r"layers must be MixerCaches, got tuple$"):
+        S6Cache((layer, (layer.conv_state, layer.state)))
+    with pytest.raises(ValueError, match=r"layers must be 2 different caches, got 1$"):
         S6Cache((layer, layer))
 
 
