@@ -191,6 +191,15 @@ def test_steps_with_another_out_proj(channels):
         torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
 
 
+def test_a_state_of_another_batch_is_refused_before_any_changes():
+    layer = make("none")
+    conv_state, ssm_state = layer.allocate_inference_cache(2, 1)
+    message = r"ssm_state must be \(batch, d_inner, d_state\) = \(2, 24, 4\), got \(1, 24, 4\)$"
+    with pytest.raises(ValueError, match=message):
+        layer.step(torch.randn(2, 1, 12), conv_state, ssm_state[:1])
+    assert not conv_state.any()
+
+
 @pytest.mark.parametrize("name", ["x_proj", "dt_proj", "out_proj"])
 def test_a_projection_of_another_dtype_is_cast(name):
     mamba, x = Mamba(8, layer_idx=0), torch.randn(2, 9, 8)

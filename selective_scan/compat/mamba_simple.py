@@ -199,13 +199,18 @@ class Mamba(DirectedMixer):
             (out, conv_state, ssm_state), with out (batch, 1, d_model).
 
         Raises:
-            ValueError: hidden_states does not have exactly one step, or the layer has several
-                directions.
+            ValueError: hidden_states does not have exactly one step, ssm_state is for another batch
+                or layer, or the layer has several directions.
         """
         self._refuse_states()
         hidden = checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
-            refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
+            refuse("hidden_states", "one step, (batch, 1, d_model)", tuple(hidden.shape))
+        wanted = (hidden.shape[0], self.d_inner, self.d_state)
+        # Checked first, since the convolution's state has changed when the scan would refuse this.
+        if ssm_state.shape != wanted:
+            sizes = f"(batch, d_inner, d_state) = {wanted}"
+            refuse("ssm_state", sizes, tuple(ssm_state.shape))
         warn_without_graph(
             "Mamba.step, by which a call with states goes on,",
             lambda: needs_gradient(self, hidden),
