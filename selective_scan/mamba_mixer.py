@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import MAX_WIDTH
+from ._checks import MAX_WIDTH, REAL
 from ._discretization import LAYER_METHODS, METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
@@ -298,8 +298,7 @@ class MambaMixer(MarkedModule):
         refuse_bidirectional(self.bidirectional)
         check_count("batch_size", batch_size, minimum=0)
         check_dtype(dtype)
-        # A module that replaces conv1d may have no weight.
-        weight = getattr(self.conv1d, "weight", self.A_log)
+        weight = self._weight_like_states()
         device = weight.device if device is None else device
         conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
         channels, history = self.d_inner, self.d_conv - 1
@@ -313,6 +312,12 @@ class MambaMixer(MarkedModule):
             if pairs := self.sizes.turns:
                 cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
             return cache
+
+    def _weight_like_states(self) -> Tensor:
+        """Returns a weight with the dtype and device of new states: that of conv1d, unless a module
+        that replaces it has none, or an integer one."""
+        weight = getattr(self.conv1d, "weight", None)
+        return weight if isinstance(weight, Tensor) and weight.dtype in REAL else self.A_log
 
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None

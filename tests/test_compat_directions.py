@@ -191,6 +191,17 @@ def test_steps_with_another_out_proj(channels):
         torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [MambaMixer, Mamba])
+def test_states_beside_a_convolution_of_integers(kind):
+    layer = kind(12, layer_idx=0) if kind is Mamba else kind(12)
+    layer.conv1d.weight = nn.Parameter(layer.conv1d.weight.char(), requires_grad=False)
+    if kind is Mamba:
+        states = layer.allocate_inference_cache(2, 1)
+    else:
+        states = layer.allocate_cache(2)._tensors()
+    assert {state.dtype for state in states} == {torch.float32}
+
+
 def test_a_state_of_another_batch_is_refused_before_any_changes():
     layer = make("none")
     conv_state, ssm_state = layer.allocate_inference_cache(2, 1)

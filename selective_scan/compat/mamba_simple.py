@@ -237,8 +237,7 @@ class Mamba(DirectedMixer):
             ValueError: the layer has several directions.
         """
         self._refuse_states()
-        # A module that replaces conv1d may have no weight, or an integer one.
-        weight = getattr(self.conv1d, "weight", self.A_log)
+        weight = self._weight_like_states()
         where = {"dtype": dtype or weight.dtype, "device": weight.device}
         sizes = (self.d_conv, self.d_state)
         conv_state, ssm_state = (
