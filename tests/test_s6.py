@@ -350,6 +350,24 @@ def test_input_of_another_shape_is_refused(shape):
         S6(8)(torch.zeros(shape))
 
 
+NESTED = [torch.zeros(3, 8), torch.zeros(2, 8)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2, 9, 8).to_sparse(),
+        lambda: torch.nested.nested_tensor(NESTED),
+        lambda: torch.nested.nested_tensor(NESTED, layout=torch.jagged),
+    ],
+    ids=["sparse", "nested", "jagged"],
+)
+def test_input_that_is_not_dense_is_refused(make):
+    with pytest.raises(RuntimeError, match=r"^selective_scan: x must be a dense .*, got "):
+        S6(8)(make())
+
+
 def test_input_that_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match=r"^selective_scan: x must be a Tensor, got list$"):
         S6(8)([[1.0]])
