@@ -103,6 +103,8 @@ class _Cache:
         if given.dim() != 1 or (is_mask and given.shape[0] != batch):
             wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
             refuse("rows", wanted, tuple(given.shape))
+        if not is_mask:
+            given = given.long()  # PyTorch computes little with unsigned integers
         # On a GPU the values are not read back to the host.
         if not is_mask and given.device.type == "cpu" and given.numel() > 0:
             low, high = given.aminmax()
@@ -112,7 +114,7 @@ class _Cache:
             elif low < 0 or high >= batch:
                 got = (low if low < 0 else high).item()
                 refuse("rows", f"from 0 to batch - 1 = {batch - 1}", got)
-        return given.to(place.device, given.dtype if is_mask else torch.long)
+        return given.to(place.device)
 
 
 @dataclass(eq=False)

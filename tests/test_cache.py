@@ -454,6 +454,12 @@ def test_bad_sizes_are_refused(arguments, message):
         ("reorder", [0, 1], ValueError, "rows must be (batch,) = (3,), got (2,)"),
         ("reorder", [0, 1, 3], ValueError, "rows must be from 0 to batch - 1 = 2, got 3"),
         ("reorder", [True] * 3, TypeError, "rows must be integers, got torch.bool"),
+        (
+            "reset",
+            torch.tensor([3], dtype=torch.uint16),
+            ValueError,
+            "rows must be from 0 to batch - 1 = 2, got 3",
+        ),
         ("reorder", None, TypeError, "rows must be integers, got NoneType"),
         ("reset", {0}, TypeError, "rows must be integers or a mask of bools, got set"),
         ("reset", [[0], [1, 2]], TypeError, "rows must be integers or a mask of bools, got list"),
