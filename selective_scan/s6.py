@@ -174,7 +174,8 @@ class S6(nn.Module):
             cu_seqlens: the boundaries of packed sequences, see :func:`selective_scan_fn`; batch is
                 then 1, and a cache is not supported. Each layer treats every sequence separately.
             head: a module that is called with the result. A language model's ``nn.Linear`` without
-                bias becomes part of the single operator.
+                bias becomes part of the single operator. If a head that is called raises an error,
+                the cache has advanced nevertheless.
 
         Returns:
             (batch, seqlen, d_model), empty if seqlen is 0; with a head, the head's result.
