@@ -122,10 +122,9 @@ class S6(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for layer in self.layers:
-            layer.reset_parameters()
-        if hasattr(self.norm_f, "reset_parameters"):  # norms without parameters lack it
-            self.norm_f.reset_parameters()
+        for module in (*self.layers, self.norm_f):
+            if hasattr(module, "reset_parameters"):  # modules without parameters lack it
+                module.reset_parameters()
 
     def allocate_cache(
         self,
@@ -297,6 +296,8 @@ class S6(nn.Module):
             torch.Size([64, 16])
         """
         for layer in self.layers:
+            if not hasattr(layer, "A_log"):
+                refuse("layers", "Mamba's for Mamba", type(layer).__name__)
             _mamba_weights.check_is_mamba(layer)
         return {_mamba_weights.name_elsewhere(n): w for n, w in self.state_dict().items()}
 

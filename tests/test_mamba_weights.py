@@ -199,6 +199,13 @@ def test_a_model_that_mamba_does_not_compute_has_no_weights_for_it(kind, options
         kind(DIM, **options).to_mamba()
 
 
+def test_a_module_between_layers_that_mamba_does_not_have():
+    model = S6(DIM)
+    model.layers.append(nn.Tanh())
+    with pytest.raises(ValueError, match=r"layers must be Mamba's for Mamba, got 'Tanh'$"):
+        model.to_mamba()
+
+
 @pytest.mark.parametrize("kind", [S6, MambaMixer])
 def test_a_convolution_that_mamba_does_not_have(kind):
     model = kind(DIM)

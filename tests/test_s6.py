@@ -170,9 +170,10 @@ def test_meta_tensors_have_the_results_shapes(options):
         assert leaf.grad.shape == leaf.shape
 
 
-def test_parameters_are_drawn_anew_where_the_last_norm_has_none():
+def test_parameters_are_drawn_anew_where_other_modules_have_none():
     model = S6(8)
     model.norm_f = torch.nn.Identity()
+    model.layers.append(nn.Tanh())
     model.layers[0].D.data.fill_(math.nan)
     model.reset_parameters()
     assert torch.equal(model.layers[0].D, torch.ones(16))
