@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from ._module_arguments import refuse
+from ._checks import REAL
+from ._module_arguments import check_dtype, refuse
 from ._plain_mixer import is_of_neighbours
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def as_stack(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Turns the weights of a single mixer into those of a model of one layer."""
     if "in_proj.weight" not in weights:
         return weights
-    norm = torch.ones_like(weights["in_proj.weight"][0])
+    weight = _get(weights, "in_proj.weight")
+    norm = weight.new_ones(weight.shape[-1:])
     return {
         "layers.0.norm.weight": norm,
         **{f"layers.0.mixer.{name}": weight for name, weight in weights.items()},
@@ -107,7 +108,7 @@ def mixer_options(weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, 
         "d_model": d_model,
         "d_state": sizes("A_log", 2)[1],
         "d_conv": sizes("conv1d.weight", 3)[2],
-        "expand": Fraction(rows // 2, d_model),
+        "expand": rows / (2 * d_model),
         "dt_rank": sizes("dt_proj.weight", 2)[1],
         "conv_bias": f"{prefix}conv1d.bias" in weights,
         "bias": f"{prefix}in_proj.bias" in weights,
@@ -122,12 +123,15 @@ def assign_weights(
     dtype: torch.dtype | None,
 ) -> None:
     """Assigns copies of weights to a module on the device meta."""
+    check_dtype(dtype)
     expected = {name_elsewhere(own): (own, size.shape) for own, size in module.state_dict().items()}
     state = {}
     for name, (own, shape) in expected.items():
         weight = _get(weights, name)
         if weight.shape != shape:
             _fail(f"have {name} of shape {tuple(shape)}, got {tuple(weight.shape)}")
+        if (dtype or weight.dtype) not in REAL:
+            _fail(f"have {name} of dtype float32, float16, bfloat16 or float64, got {weight.dtype}")
         state[own] = weight.detach().to(device=device, dtype=dtype, copy=True)
     if unknown := [name for name in weights if name not in expected]:
         _fail(f"hold nothing but Mamba's weights, got {', '.join(unknown[:3])}")
@@ -152,6 +156,8 @@ def check_is_mamba(mixer: MambaMixer) -> None:
 def _get(weights: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in weights:
         _fail(f"hold {name}, got {', '.join(list(weights)[:3]) or 'nothing'} and so on")
+    if not isinstance(weights[name], Tensor):
+        _fail(f"hold Tensors, got {type(weights[name]).__name__} for {name}")
     return weights[name]
 
 

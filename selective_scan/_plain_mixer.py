@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _pytorch
@@ -125,6 +126,19 @@ def is_of_neighbours(conv1d: nn.Conv1d) -> bool:
         and conv1d.padding == (conv1d.kernel_size[0] - 1,)
         and conv1d.padding_mode == "zeros"
     )
+
+
+def project(projection: nn.Module, x: Tensor) -> Tensor:
+    """Calls a projection, unless it is plain: then its product is computed."""
+    if not has_plain_weights(projection, nn.Linear):
+        return projection(x)
+    return product(x, parameter(projection, "weight"), parameter(projection, "bias"))
+
+
+@fx.wrap
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiplies x by a projection's weights, which are cast to its dtype as by mamba_inner_fn."""
+    return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 def is_plain_product(projection: nn.Module) -> bool:

@@ -110,7 +110,6 @@ def step_in_one(
     entries = [*map(_entry_of, layers, caches)]
     if None in entries:
         return None
-    outer = [norm._parameters.get("weight") for norm in norms[:1]]
     is_plain_head = (
         type(head) is nn.Linear
         and has_no_hooks(head)
@@ -118,8 +117,9 @@ def step_in_one(
         and type(head._parameters.get("weight")) in OPAQUE_TYPES
         and not (torch.is_grad_enabled() and head._parameters["weight"].requires_grad)
     )
-    if is_plain_head:
-        outer.append(head._parameters.get("weight"))
+    final = norms[0]._parameters["weight"] if norms else None
+    logits = head._parameters["weight"] if is_plain_head else None
+    outer = [weight for weight in (final, logits) if weight is not None]
     scales = [norm._parameters.get("weight") for norm in norms[1:]]
     columns = [list(column) for column in zip(*entries, strict=True)]
     for place in _BIASES:
@@ -142,7 +142,6 @@ def step_in_one(
     ):
         return None
     columns = columns[:_TENSORS]
-    final, logits, *_ = *outer, None, None
     workspace = None
     if hidden.is_cuda:
         sizes = (len(entries), columns[0][0].shape[1], *columns[_A_LOG][0].shape)
@@ -258,7 +257,7 @@ def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden:
     d_inner, dstate = columns[_A_LOG][0].shape
     batch, width = hidden.shape[0], columns[_CONV1D][0].shape[-1]
     return (
-        {weight.dtype for weight in columns[_CONV1D]} == {hidden.dtype}
+        {weight.dtype for place in _CAST for weight in columns[place]} == {hidden.dtype}
         and {weight.shape[0] for weight in columns[_OUT_PROJ]} == {hidden.shape[2]}
         and len({scale.dtype for scale in scales}) <= 1
         and all(len({x.dtype for x in columns[place] or ()}) <= 1 for place in _OF_ANY_DTYPE)
@@ -279,8 +278,9 @@ _PLAIN_PARTS = [
     [nn.Linear, nn.Conv1d, nn.Linear, dt_proj, nn.Linear] for dt_proj in (StepProjection, nn.Linear)
 ]
 # Places in a layer's entry: the tensors of StackTensors without the norm, then the options.
-_CONV1D, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 5, 7, 9, 13
+_CONV1D, _X_PROJ, _DT_PROJ, _A_LOG, _OUT_PROJ, _TENSORS = 2, 4, 5, 7, 9, 13
 _BIASES = (1, 3, 6, 10)
+_CAST = (_CONV1D, _X_PROJ, _DT_PROJ, _OUT_PROJ)  # weights that the modules cast to hidden's dtype
 _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 
 

@@ -70,6 +70,9 @@ def call_sharded(
     def local(name: str, tensor: DTensor) -> Tensor:
         dims = _dims(kinds[name], tensor)
         wanted = placements(dims, Replicate())
+        if kinds[name].is_changed and [*tensor.placements] != wanted:
+            # Otherwise the changes would be those of a copy.
+            refuse(name, f"placed as {wanted}, since it is changed in place", tensor.placements)
         own = tensor.redistribute(mesh, wanted)
         return own.to_local(grad_placements=placements(dims, Partial()))
 

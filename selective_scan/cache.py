@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx, nn
 
-from ._checks import MAX_WIDTH
+from ._checks import MAX_WIDTH, REAL, check_changed, check_dtype
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
 from ._module_arguments import refuse
@@ -103,6 +103,8 @@ class _Cache:
         if given.dim() != 1 or (is_mask and given.shape[0] != batch):
             wanted = f"a mask (batch,) = ({batch},)" if is_mask else "one-dimensional"
             refuse("rows", wanted, tuple(given.shape))
+        if not is_mask:
+            given = given.long()  # PyTorch computes little with unsigned integers
         # On a GPU the values are not read back to the host.
         if not is_mask and given.device.type == "cpu" and given.numel() > 0:
             low, high = given.aminmax()
@@ -112,7 +114,7 @@ class _Cache:
             elif low < 0 or high >= batch:
                 got = (low if low < 0 else high).item()
                 refuse("rows", f"from 0 to batch - 1 = {batch - 1}", got)
-        return given.to(place.device, given.dtype if is_mask else torch.long)
+        return given.to(place.device)
 
 
 @dataclass(eq=False)
@@ -239,6 +241,10 @@ class S6Cache(_Cache):
     Attributes:
         layers: the cache of each layer.
 
+    Raises:
+        TypeError: one of the layers' caches is no MixerCache.
+        ValueError: a cache is given for two layers, both of which would advance it.
+
     Example:
         >>> import torch
         >>> from selective_scan import S6
@@ -253,6 +259,15 @@ class S6Cache(_Cache):
     """
 
     layers: tuple[MixerCache, ...]
+
+    def __post_init__(self) -> None:
+        for layer in self.layers:
+            if not isinstance(layer, MixerCache):
+                got = type(layer).__name__
+                raise TypeError(f"selective_scan: layers must be MixerCaches, got {got}")
+        depth, count = len(self.layers), len({*map(id, self.layers)})
+        if count != depth:
+            refuse("layers", f"{depth} different caches", count)
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for layer in self.layers for tensor in layer._tensors()]
@@ -306,8 +321,11 @@ def refuse_bidirectional(is_bidirectional: bool) -> None:
         refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
 
 
-def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.device) -> None:
-    """Raises a ValueError unless the cache fits the layer and an input of this batch and device."""
+def check_cache(
+    layer: MambaMixer, cache: MixerCache, batch: int, device: torch.device | None
+) -> None:
+    """Raises an error unless the cache fits the layer and an input of this batch and device, where
+    None stands for any device."""
     refuse_bidirectional(layer.bidirectional)
     d_inner, d_state, d_conv = layer.A_log.shape[0], layer.d_state, layer.d_conv
     num_angles = layer.sizes.turns
@@ -321,7 +339,7 @@ def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.
     }
     for name, layout in wanted.items():
         tensor = getattr(cache, name)
-        shape = None if tensor is None else tuple(tensor.shape)
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor
         if layout is None:
             if tensor is not None:
                 refuse(f"{name} of cache", "None for this layer", shape)
@@ -329,5 +347,8 @@ def check_cache(layer: MambaMixer, cache: MixerCache, batch: int, device: torch.
         dims, size = layout
         if shape != size:
             refuse(f"{name} of cache", f"{dims} = {size}", shape)
-        if tensor.device != device:
+        if device is not None and tensor.device != device:
             refuse("cache", f"on {device}, as the input is", str(tensor.device))
+        if tensor.dtype not in REAL or 0 in tensor.stride():  # the checks' own time is noticeable
+            check_dtype(f"{name} of cache", tensor, REAL)
+            check_changed(f"{name} of cache", tensor)

@@ -12,6 +12,7 @@ from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
 from ._packed import zeroed
 from ._result import Result
+from ._sharding import are_distributed
 from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_of
 from ._table import CU_SEQLENS, BackendName, Option, Table, TensorArgument
 from ._typing import typed_as
@@ -184,6 +185,9 @@ def causal_conv1d_ref(
         slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
         values = (x, weight, conv_states, bias, activation, *slot_arguments, backend)
         return _convolve_over_pool(values)
+    if are_distributed((x,)):
+        given = (x, weight, bias, seq_idx, initial_states, return_final_states, final_states_out)
+        return causal_conv1d_fn(*given, activation, cu_seqlens=cu_seqlens, backend="reference")
     call = CAUSAL_CONV1D.check(
         (
             *(x, weight, bias, seq_idx, cu_seqlens, initial_states),

@@ -13,6 +13,7 @@ from ._discretization import DISCRETIZATIONS, Method, steps_of_sequences
 from ._matrix_scan import operator_for
 from ._packed import outside, scan_steps, zeroed
 from ._pytorch import are_transforms_active
+from ._sharding import are_distributed
 from ._table import BackendName
 from ._typing import typed_as
 
@@ -57,7 +58,10 @@ def selective_scan_ref(
     options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
     options = (*options, input_delta)
     values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
-    call = operator_for(A, discretization_method).check(values)
+    scan = operator_for(A, discretization_method)
+    if are_distributed(values):
+        return scan.run_reference(selective_scan_ref, values)
+    call = scan.check(values)
 
     _, dim, seqlen = u.shape
     dtype, h_dtype = call.compute_dtype, call.state_dtype

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from . import _mamba_weights
-from ._checks import MAX_WIDTH
+from ._checks import MAX_WIDTH, REAL
 from ._discretization import LAYER_METHODS, METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
@@ -30,6 +30,7 @@ from ._plain_mixer import (
     is_plain_convolution,
     is_plain_product,
     parameter,
+    project,
     run_in_one,
 )
 from ._plain_stack import step_in_one
@@ -297,8 +298,7 @@ class MambaMixer(MarkedModule):
         refuse_bidirectional(self.bidirectional)
         check_count("batch_size", batch_size, minimum=0)
         check_dtype(dtype)
-        # A module that replaces conv1d may have no weight.
-        weight = getattr(self.conv1d, "weight", self.A_log)
+        weight = self._weight_like_states()
         device = weight.device if device is None else device
         conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
         channels, history = self.d_inner, self.d_conv - 1
@@ -312,6 +312,12 @@ class MambaMixer(MarkedModule):
             if pairs := self.sizes.turns:
                 cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
             return cache
+
+    def _weight_like_states(self) -> Tensor:
+        """Returns a weight with the dtype and device of new states: that of conv1d, unless a module
+        that replaces it has none, or an integer one."""
+        weight = getattr(self.conv1d, "weight", None)
+        return weight if isinstance(weight, Tensor) and weight.dtype in REAL else self.A_log
 
     def forward(
         self, hidden: Tensor, *, cache: MixerCache | None = None, cu_seqlens: Tensor | None = None
@@ -335,8 +341,8 @@ class MambaMixer(MarkedModule):
             ValueError: hidden has a wrong shape; the cache is for another batch, device or layer; a
                 cache is given together with cu_seqlens, or to a bidirectional layer; or cu_seqlens
                 is given and the convolution is wider than 8, has a hook or is not a plain layer.
-            RuntimeError: hidden has a wrong dtype, a call with a cache needs a gradient, or
-                :func:`selective_scan_fn` refuses cu_seqlens.
+            RuntimeError: hidden or the cache has a wrong dtype, a call with a cache needs a
+                gradient, or :func:`selective_scan_fn` refuses cu_seqlens.
         """
         return self._run(hidden, None, cache, cu_seqlens)
 
@@ -388,7 +394,7 @@ class MambaMixer(MarkedModule):
             delta, B, C, delta_bias = self._project(x)
             scanned = (x, delta, self.A_log, B, C, self.D, z, delta_bias)
             y = cache.scan(*scanned, **self._scan_options())
-        out = self.out_proj(_across(y))
+        out = project(self.out_proj, _across(y))
         return out.unsqueeze(1) if is_one_step else out
 
     def _project_input(self, hidden: Tensor) -> Tensor:
@@ -402,7 +408,7 @@ class MambaMixer(MarkedModule):
         the bias that the scan is to add. A suffix selects another set of parts, here and below."""
         sizes = [self.dt_rank, self.d_state, self.d_state]
         x_proj, dt_proj = getattr(self, f"x_proj{suffix}"), getattr(self, f"dt_proj{suffix}")
-        dt, B, C = x_proj(_across(x)).split_with_sizes(sizes, -1)
+        dt, B, C = project(x_proj, _across(x)).split_with_sizes(sizes, -1)
         delta, delta_bias = project_steps(dt_proj, dt)
         return _across(delta), _across(B), _across(C), delta_bias
 
@@ -482,7 +488,7 @@ class MambaMixer(MarkedModule):
         Raises:
             TypeError: source is neither a module nor a mapping.
             ValueError: source is another module, lacks a weight, or contains one with a wrong shape
-                or one that a mixer does not have; the message names it.
+                or dtype, or one that a mixer does not have; the message names it.
 
         Example:
             >>> from selective_scan import MambaMixer

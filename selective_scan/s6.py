@@ -122,10 +122,9 @@ class S6(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again."""
-        for layer in self.layers:
-            layer.reset_parameters()
-        if hasattr(self.norm_f, "reset_parameters"):  # norms without parameters lack it
-            self.norm_f.reset_parameters()
+        for module in (*self.layers, self.norm_f):
+            if hasattr(module, "reset_parameters"):  # modules without parameters lack it
+                module.reset_parameters()
 
     def allocate_cache(
         self,
@@ -174,7 +173,8 @@ class S6(nn.Module):
             cu_seqlens: the boundaries of packed sequences, see :func:`selective_scan_fn`; batch is
                 then 1, and a cache is not supported. Each layer treats every sequence separately.
             head: a module that is called with the result. A language model's ``nn.Linear`` without
-                bias becomes part of the single operator.
+                bias becomes part of the single operator. If a head that is called raises an error,
+                the cache has advanced nevertheless.
 
         Returns:
             (batch, seqlen, d_model), empty if seqlen is 0; with a head, the head's result.
@@ -184,7 +184,7 @@ class S6(nn.Module):
             ValueError: x has a wrong shape; the cache is for another batch, device or model; a
                 cache is given together with cu_seqlens, or to a bidirectional model; or cu_seqlens
                 is given and a convolution is wider than 8, has a hook or is not a plain layer.
-            RuntimeError: x has a wrong dtype, a call with a cache needs a gradient, or
+            RuntimeError: x or the cache has a wrong dtype, a call with a cache needs a gradient, or
                 :func:`selective_scan_fn` refuses cu_seqlens.
         """
         x = checked_sequence("x", x, self.d_model)
@@ -207,7 +207,7 @@ class S6(nn.Module):
                     return out
                 for layer, part in zip(self.layers, caches, strict=True):
                     if isinstance(layer, MambaMixer):  # no cache changes unless all fit
-                        check_cache(layer, part, x.shape[0], part.state.device)
+                        check_cache(layer, part, x.shape[0], None)
         else:
             refuse_other_cache(cache, "S6Cache")
         norms = self._join_norms(x)
@@ -261,7 +261,7 @@ class S6(nn.Module):
         Raises:
             TypeError: source is neither a module nor a mapping.
             ValueError: source is another model, lacks a weight, or contains one with a wrong shape
-                or one that S6 does not have; the message names it.
+                or dtype, or one that S6 does not have; the message names it.
 
         Example:
             >>> import torch
@@ -296,6 +296,8 @@ class S6(nn.Module):
             torch.Size([64, 16])
         """
         for layer in self.layers:
+            if not hasattr(layer, "A_log"):
+                refuse("layers", "Mamba's for Mamba", type(layer).__name__)
             _mamba_weights.check_is_mamba(layer)
         return {_mamba_weights.name_elsewhere(n): w for n, w in self.state_dict().items()}
 
@@ -308,6 +310,8 @@ class S6Layer(MambaMixer):
 
     It derives from the mixer, rather than containing one, to keep the names of its parameters.
     """
+
+    _input_name = "a layer's input"  # since the caller of a stack passes no argument `hidden`
 
     def __init__(
         self,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._discretization import at_least_single
-from ._plain_mixer import has_plain_weights, parameter
+from ._plain_mixer import has_plain_weights, parameter, product
 
 
 class StepProjection(nn.Linear):
@@ -80,5 +79,5 @@ def project_steps(dt_proj: nn.Module, dt: Tensor) -> tuple[Tensor, Tensor | None
     linear layer computes the whole projection, including its bias.
     """
     if is_plain_projection(dt_proj):
-        return F.linear(dt, parameter(dt_proj, "weight")), parameter(dt_proj, "bias")
+        return product(dt, parameter(dt_proj, "weight")), parameter(dt_proj, "bias")
     return dt_proj(dt), None

@@ -132,6 +132,16 @@ def test_a_replaced_projection_is_called(device):
     assert seen == [BATCH] * 3
 
 
+@pytest.mark.parametrize("name", ["conv1d", "x_proj", "dt_proj", "out_proj"])
+def test_a_part_of_another_dtype_is_cast(name, device):
+    model = model_of(device, bias=True)
+    getattr(model.layers[1], name).double()
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    y = by_parts(model, x, random_split(device), cache)
+    assert y.dtype == x.dtype
+    assert error(y, model(x)) < BOUNDS[x.dtype]
+
+
 @pytest.mark.parametrize("width", [1, 4, 9])
 def test_a_convolution_with_a_hook_is_called(width, device):
     model = model_of(device, d_conv=width)
@@ -372,6 +382,35 @@ def test_a_cache_of_another_kind_is_refused(seqlen):
 
 
 @pytest.mark.parametrize("seqlen", [1, 9])
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (torch.Tensor.long, RuntimeError, "must have dtype .*, got int64"),
+        (lambda state: state[:1].expand_as(state), RuntimeError, "must have no stride of 0, .*"),
+        (lambda _: None, ValueError, r"must be \(batch, d_inner, .*, got None"),
+    ],
+    ids=["dtype", "expanded", "none"],
+)
+@pytest.mark.parametrize("name", ["conv_state", "state"])
+def test_a_cache_of_wrong_tensors_is_refused_before_it_changes(name, change, kind, message, seqlen):
+    model = model_of()
+    x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
+    last = cache.layers[1]
+    setattr(last, name, change(getattr(last, name)))
+    with pytest.raises(kind, match=f"^selective_scan: {name} of cache {message}$"):
+        model(x, cache=cache)
+    assert not any(tensor.any() for tensor in tensors_of(cache))
+
+
+def test_a_cache_serves_one_layer():
+    layer = model_of().layers[0].allocate_cache(BATCH)
+    with pytest.raises(TypeError, match=r"layers must be MixerCaches, got tuple$"):
+        S6Cache((layer, (layer.conv_state, layer.state)))
+    with pytest.raises(ValueError, match=r"layers must be 2 different caches, got 1$"):
+        S6Cache((layer, layer))
+
+
+@pytest.mark.parametrize("seqlen", [1, 9])
 def test_a_head_that_is_no_module_is_refused(seqlen):
     model, head = model_of(), torch.nn.Linear(DIM, 5)
     x, cache = sequence(model, seqlen), model.allocate_cache(BATCH)
@@ -415,6 +454,12 @@ def test_bad_sizes_are_refused(arguments, message):
         ("reorder", [0, 1], ValueError, "rows must be (batch,) = (3,), got (2,)"),
         ("reorder", [0, 1, 3], ValueError, "rows must be from 0 to batch - 1 = 2, got 3"),
         ("reorder", [True] * 3, TypeError, "rows must be integers, got torch.bool"),
+        (
+            "reset",
+            torch.tensor([3], dtype=torch.uint16),
+            ValueError,
+            "rows must be from 0 to batch - 1 = 2, got 3",
+        ),
         ("reorder", None, TypeError, "rows must be integers, got NoneType"),
         ("reset", {0}, TypeError, "rows must be integers or a mask of bools, got set"),
         ("reset", [[0], [1, 2]], TypeError, "rows must be integers or a mask of bools, got list"),

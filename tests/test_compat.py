@@ -7,6 +7,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -77,6 +78,12 @@ def test_a_failing_install_leaves_nothing(monkeypatch):
     assert not modules_of()
 
 
+def test_threads_may_install_and_uninstall():
+    with ThreadPoolExecutor(4) as threads:
+        calls = [lambda: compat.install(force=True), compat.uninstall] * 100
+        list(threads.map(lambda call: call(), calls))
+
+
 @pytest.mark.parametrize("name", ["force", "raw"])
 def test_flags_are_bools(name):
     with pytest.raises(TypeError, match=f"{name} must be a bool, got int"):
@@ -91,7 +98,8 @@ def test_module_has_a_spec_and_reloads(compat_modules, name):
     module = importlib.import_module(name)
     spec = importlib.util.find_spec(name)
     assert spec is module.__spec__
-    assert (spec.name, spec.origin) == (name, "selective_scan.compat")
+    assert (spec.name, spec.origin, module.__file__) == (name, *[compat.__file__] * 2)
+    assert inspect.getsource(module) == inspect.getsource(compat)
     assert (spec.submodule_search_locations is not None) == hasattr(module, "__path__")
     names = _modules.MODULES[name].names
     for attribute in names:

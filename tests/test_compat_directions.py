@@ -191,6 +191,34 @@ def test_steps_with_another_out_proj(channels):
         torch.testing.assert_close(by_steps(layer, hidden, 4)[0], out, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [MambaMixer, Mamba])
+def test_states_beside_a_convolution_of_integers(kind):
+    layer = kind(12, layer_idx=0) if kind is Mamba else kind(12)
+    layer.conv1d.weight = nn.Parameter(layer.conv1d.weight.char(), requires_grad=False)
+    if kind is Mamba:
+        states = layer.allocate_inference_cache(2, 1)
+    else:
+        states = layer.allocate_cache(2)._tensors()
+    assert {state.dtype for state in states} == {torch.float32}
+
+
+def test_a_state_of_another_batch_is_refused_before_any_changes():
+    layer = make("none")
+    conv_state, ssm_state = layer.allocate_inference_cache(2, 1)
+    message = r"ssm_state must be \(batch, d_inner, d_state\) = \(2, 24, 4\), got \(1, 24, 4\)$"
+    with pytest.raises(ValueError, match=message):
+        layer.step(torch.randn(2, 1, 12), conv_state, ssm_state[:1])
+    assert not conv_state.any()
+
+
+@pytest.mark.parametrize("name", ["x_proj", "dt_proj", "out_proj"])
+def test_a_projection_of_another_dtype_is_cast(name):
+    mamba, x = Mamba(8, layer_idx=0), torch.randn(2, 9, 8)
+    getattr(mamba, name).double()
+    with torch.no_grad():
+        torch.testing.assert_close(by_steps(mamba, x, 5)[0], mamba(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("d_model", "expand", "d_inner"), [(100, 1.15, 114), (9, 0.5, 4)])
 def test_of_a_product_that_is_no_whole_number_the_rest_is_dropped(d_model, expand, d_inner):
     layer = Mamba(d_model, d_state=4, expand=expand)

@@ -10,7 +10,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import problem
 from problem import Case
 from ranks import assert_match, raised_by
-from selective_scan import causal_conv1d_fn, causal_conv1d_ref, diagonal_scan_fn, selective_scan_fn
+from selective_scan import (
+    causal_conv1d_fn,
+    causal_conv1d_ref,
+    causal_conv1d_update,
+    diagonal_scan_fn,
+    selective_scan_fn,
+    selective_scan_ref,
+)
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
 
@@ -36,7 +43,7 @@ def whole(results: dict) -> dict:
     }
 
 
-def scan(group, case: Case, where: tuple, device: str, compiled: bool, backend: str) -> dict:
+def scan(group, case: Case, where: tuple, device: str, compiled: bool, function) -> dict:
     mesh = mesh_of(group, device, where)
 
     def distribute(name: str, tensor: torch.Tensor) -> DTensor:
@@ -51,7 +58,7 @@ def scan(group, case: Case, where: tuple, device: str, compiled: bool, backend: 
     }
 
     def call(inputs):
-        return selective_scan_fn(**inputs, **made.options, return_last_state=True, backend=backend)
+        return function(**inputs, **made.options, return_last_state=True)
 
     call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
     results = dict(zip(("out", "last_state"), call(inputs), strict=True))
@@ -62,9 +69,9 @@ def scan(group, case: Case, where: tuple, device: str, compiled: bool, backend: 
 
 
 def check_scan(
-    ranks, case: Case, where: tuple, compiled: bool = False, backend: str = "auto"
+    ranks, case: Case, where: tuple, compiled: bool = False, function=selective_scan_fn
 ) -> None:
-    options = (ranks.device, compiled, backend)
+    options = (ranks.device, compiled, function)
     of_ranks = ranks(scan, case, where, *options, ranks=2 if compiled else None)
     for results in of_ranks:
         problem.check_results(case, results, ranks.device)
@@ -89,13 +96,21 @@ def test_compiled_scan(ranks):
     check_scan(ranks, WIDE, ("dim",), compiled=True)
 
 
+BY_REFERENCE = {"backend": "reference"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [functools.partial(selective_scan_fn, **BY_REFERENCE), selective_scan_ref],
+    ids=["backend", "itself"],
+)
 @pytest.mark.parametrize("has_state", [False, True])
-def test_the_reference(ranks, has_state):
+def test_the_reference(ranks, has_state, function):
     case = WIDE.with_(C="shared", initial_state=has_state, dtype=torch.float64)
-    check_scan(ranks, case, ("batch", "dim"), backend="reference")
+    check_scan(ranks, case, ("batch", "dim"), function=function)
 
 
-def convolve(group, values: dict, where: tuple, device: str, backend: str) -> dict:
+def convolve(group, values: dict, where: tuple, device: str, function) -> dict:
     mesh = mesh_of(group, device, where)
     none = [Replicate()] * len(where)
     inputs = {
@@ -103,7 +118,7 @@ def convolve(group, values: dict, where: tuple, device: str, backend: str) -> di
         for name, tensor in values.items()
     }
     dout = inputs.pop("dout")
-    return whole(differentiate(functools.partial(causal_conv1d_fn, backend=backend), inputs, dout))
+    return whole(differentiate(function, inputs, dout))
 
 
 def differentiate(function, inputs: dict, dout) -> dict:
@@ -113,14 +128,22 @@ def differentiate(function, inputs: dict, dout) -> dict:
     return {"out": out.detach()} | {name: tensor.grad for name, tensor in inputs.items()}
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        causal_conv1d_fn,
+        functools.partial(causal_conv1d_fn, **BY_REFERENCE),
+        causal_conv1d_ref,
+    ],
+    ids=["kernels", "backend", "itself"],
+)
 @pytest.mark.parametrize("where", [("batch",), ("dim",)], ids=str)
-def test_convolution(ranks, where, backend):
+def test_convolution(ranks, where, function):
     shapes = {"x": (4, 8, 9), "weight": (8, 4), "bias": (8,), "initial_states": (4, 8, 3)}
     values = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
     dout = torch.randn(4, 8, 9, dtype=torch.float64)
     exact = differentiate(causal_conv1d_ref, values, dout)
-    for results in ranks(convolve, values | {"dout": dout}, where, ranks.device, backend):
+    for results in ranks(convolve, values | {"dout": dout}, where, ranks.device, function):
         for name, expected in exact.items():
             torch.testing.assert_close(results[name], expected, rtol=1e-9, atol=1e-11)
 
@@ -146,6 +169,11 @@ def refusals(group, device: str) -> list[str]:
     def call_reference(**inputs) -> None:
         diagonal_scan_fn(inputs["u"], inputs["delta"], backend="reference")
 
+    def update(**inputs) -> None:
+        state = distribute_tensor(torch.zeros(4, 8, 3, device=device), mesh, [Replicate()])
+        weight = distribute_tensor(torch.ones(8, 4, device=device), mesh, [Replicate()])
+        causal_conv1d_update(inputs["u"], state, weight)
+
     calls = [
         (case, Shard(2)),
         (case.with_(batch=3), Shard(0)),
@@ -153,6 +181,7 @@ def refusals(group, device: str) -> list[str]:
         (case.with_(dim=12, C="grouped", groups=3), Shard(1)),
         (case, Shard(0), call_another),
         (case, Shard(0), call_reference),
+        (case, Shard(1), update),
     ]
     return raised_by([functools.partial(call, *given) for given in calls])
 
@@ -164,6 +193,7 @@ def test_what_is_refused(ranks):
         f"ValueError: .*u must be sharded over ranks .* divides dim = 7, got {ranks.count}",
         f"ValueError: .*u must be sharded over ranks .* groups of C = 3, got {ranks.count}",
         *["NotImplementedError: .*diagonal_scan takes no DTensors"] * 2,
+        r"ValueError: .*conv_state must be placed as \[Shard.*, got \(Replicate",
     ]
     for messages in ranks(refusals, ranks.device):
         assert_match(messages, patterns)

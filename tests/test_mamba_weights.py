@@ -140,6 +140,10 @@ IN_PROJ, X_PROJ = "layers.0.mixer.in_proj.weight", "layers.1.mixer.x_proj.weight
             f"have {IN_PROJ} of shape (2·d_inner, d_model), got (23, 8)",
         ),
         (STATE | {IN_PROJ: torch.zeros(24)}, f"have {IN_PROJ} of 2 dimensions, got (24,)"),
+        (STATE | {IN_PROJ: None}, f"hold Tensors, got NoneType for {IN_PROJ}"),
+        (STATE | {X_PROJ: STATE[X_PROJ].char()}, f"have {X_PROJ} of dtype float32, float16, "),
+        ({"in_proj.weight": torch.zeros(0, 8)}, f"have {IN_PROJ} of shape (2·d_inner, d_model), "),
+        ({"in_proj.weight": torch.zeros(())}, f"have {IN_PROJ} of 2 dimensions, got ()"),
         (
             STATE | {"layers.0.norm.bias": torch.zeros(8)},
             "hold nothing but Mamba's weights, got layers.0.norm.bias",
@@ -157,6 +161,12 @@ def test_refused_with_what_is_wrong(source, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011, the message is compared
         S6.from_mamba(source)
     assert str(caught.value).startswith(f"selective_scan: source must {message}")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, "float16"])
+def test_a_dtype_that_parameters_cannot_have_is_refused(dtype):
+    with pytest.raises(ValueError, match=r"^selective_scan: dtype must be float32, float16, "):
+        S6.from_mamba(STATE, dtype=dtype)
 
 
 def test_what_is_no_model_is_refused():
@@ -187,6 +197,13 @@ def test_what_is_no_model_is_refused():
 def test_a_model_that_mamba_does_not_compute_has_no_weights_for_it(kind, options, message):
     with pytest.raises(ValueError, match=f"^selective_scan: {message}$"):
         kind(DIM, **options).to_mamba()
+
+
+def test_a_module_between_layers_that_mamba_does_not_have():
+    model = S6(DIM)
+    model.layers.append(nn.Tanh())
+    with pytest.raises(ValueError, match=r"layers must be Mamba's for Mamba, got 'Tanh'$"):
+        model.to_mamba()
 
 
 @pytest.mark.parametrize("kind", [S6, MambaMixer])

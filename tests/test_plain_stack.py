@@ -13,7 +13,7 @@ from layers import error
 from opchecks import Ops
 from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
-from selective_scan._plain_stack import MAX_ROWS
+from selective_scan._plain_stack import MAX_ROWS, step_in_one
 from selective_scan.cache import MixerCache
 
 BATCH, DIM = 3, 16
@@ -132,6 +132,14 @@ def test_a_head_is_part_of_it():
     names, off = outcome(1)
     assert off < BOUNDS[F32]
     assert names == ["s6_step"]
+
+
+def test_a_head_without_a_stack():
+    mixer, head = MambaMixer(DIM).requires_grad_(False), nn.Linear(DIM, 40, bias=False)
+    x, (cache, other) = steps_of(mixer, BATCH, 3), (mixer.allocate_cache(BATCH) for _ in "12")
+    with torch.no_grad():
+        out = step_in_one((mixer,), x, (cache,), head=head)
+        torch.testing.assert_close(out, head(mixer(x, cache=other)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_head_with_a_bias_is_called():

@@ -170,9 +170,10 @@ def test_meta_tensors_have_the_results_shapes(options):
         assert leaf.grad.shape == leaf.shape
 
 
-def test_parameters_are_drawn_anew_where_the_last_norm_has_none():
+def test_parameters_are_drawn_anew_where_other_modules_have_none():
     model = S6(8)
     model.norm_f = torch.nn.Identity()
+    model.layers.append(nn.Tanh())
     model.layers[0].D.data.fill_(math.nan)
     model.reset_parameters()
     assert torch.equal(model.layers[0].D, torch.ones(16))
@@ -350,6 +351,24 @@ def test_input_of_another_shape_is_refused(shape):
         S6(8)(torch.zeros(shape))
 
 
+NESTED = [torch.zeros(3, 8), torch.zeros(2, 8)]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2, 9, 8).to_sparse(),
+        lambda: torch.nested.nested_tensor(NESTED),
+        lambda: torch.nested.nested_tensor(NESTED, layout=torch.jagged),
+    ],
+    ids=["sparse", "nested", "jagged"],
+)
+def test_input_that_is_not_dense_is_refused(make):
+    with pytest.raises(RuntimeError, match=r"^selective_scan: x must be a dense .*, got "):
+        S6(8)(make())
+
+
 def test_input_that_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match=r"^selective_scan: x must be a Tensor, got list$"):
         S6(8)([[1.0]])
@@ -386,6 +405,15 @@ def test_input_of_another_dtype_is_refused(way, given, own, autocast, message, d
     ):
         module(x, **more)
     assert str(it.value) == f"selective_scan: {message.format(name)}, got {given}"
+
+
+@pytest.mark.parametrize("seqlen", [1, 9])
+def test_a_later_layer_of_another_dtype_is_refused(seqlen):
+    model = S6(8, depth=2)
+    model.layers[1].double()
+    message = "a layer's input must have dtype float64, as in_proj.weight has, got float32"
+    with pytest.raises(RuntimeError, match=f"^selective_scan: {message}$"):
+        model(torch.ones(2, seqlen, 8))
 
 
 def test_in_proj_may_take_another_dtype(device):

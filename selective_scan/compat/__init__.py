@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class _Importer:
         self.displaced: dict[str, dict[str, ModuleType]] = {}
 
     def covers(self, name: str) -> bool:
-        return any(_is_under(name, root) for root in self.displaced)
+        # A copy, since every import of a thread comes here, also while another thread installs.
+        return any(_is_under(name, root) for root in tuple(self.displaced))
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not self.covers(name):
@@ -46,7 +48,9 @@ class _Importer:
         if name not in MODULES:
             return None
         is_package = any(other.startswith(f"{name}.") for other in MODULES)
-        return ModuleSpec(name, self, origin="selective_scan.compat", is_package=is_package)
+        spec = ModuleSpec(name, self, origin=__file__, is_package=is_package)
+        spec.has_location = True  # so that the module has a __file__, which programs look at
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Returns None, so that Python creates an ordinary module."""
@@ -111,6 +115,9 @@ def _is_there(package: str) -> bool:
 
 
 _IMPORTER = _Importer()
+# Held while modules are added or removed. A finder must not wait for it: Python calls finders while
+# it holds a lock of the module, for which the thread that adds modules may wait.
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,10 @@ class Handle(AbstractContextManager["Handle"]):
 
     def uninstall(self) -> None:
         """Removes the modules that this call installed, if they are still installed."""
-        for package in reversed(self.packages):
-            if package in _IMPORTER.displaced:
-                _IMPORTER.remove(package)
+        with _LOCK:
+            for package in reversed(self.packages):
+                if package in _IMPORTER.displaced:
+                    _IMPORTER.remove(package)
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -173,6 +181,12 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
             got = type(value).__name__
             raise TypeError(f"selective_scan: {name} must be a bool, got {got}")
     asked = _checked_modules(modules)
+    with _LOCK:
+        return Handle(_add(force, raw, asked))
+
+
+def _add(force: bool, raw: bool, asked: Sequence[str]) -> tuple[str, ...]:
+    """Adds the modules that a call of `install` is to add, and returns their names."""
     added: list[str] = []
     try:
         for root in (*PACKAGES, *(BINDINGS if raw else ()), *asked):
@@ -196,7 +210,7 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
     except BaseException:
         Handle(tuple(added)).uninstall()
         raise
-    return Handle(tuple(added))
+    return tuple(added)
 
 
 def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
@@ -216,4 +230,5 @@ def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
 
 def uninstall() -> None:
     """Removes all modules that :func:`install` added, and restores those that they replaced."""
-    Handle(tuple(_IMPORTER.displaced)).uninstall()
+    with _LOCK:
+        Handle(tuple(_IMPORTER.displaced)).uninstall()

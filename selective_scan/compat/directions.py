@@ -14,7 +14,7 @@ from .._layer_convolution import refuse_boundaries
 from .._layer_input import checked_sequence
 from .._library import warn_once
 from .._module_arguments import check_choice, check_count, check_finite, check_flag, refuse
-from .._plain_mixer import parameter
+from .._plain_mixer import parameter, project
 from ..cache import MixerCache
 from ..mamba_inner import add, mamba_rows
 from ..mamba_mixer import MambaMixer
@@ -300,7 +300,7 @@ class DirectedMixer(MambaMixer):
         y = sum(others, start=first)
         if self.if_divide_out and self.bimamba_type != "v1":
             y = y / (1 + len(others))
-        return add(residual, self._scale(self.out_proj(y)))
+        return add(residual, self._scale(project(self.out_proj, y)))
 
     def _run_direction(self, xz: Tensor, direction: _Direction) -> Tensor:
         """Computes one direction's input of out_proj, in the order of xz."""

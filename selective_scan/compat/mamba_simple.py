@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Protocol
 
 import torch
@@ -14,6 +13,7 @@ from .. import mamba_mixer
 from .._discretization import at_least_single, poles
 from .._layer_input import checked_sequence
 from .._module_arguments import check_count, check_flag, check_positive, refuse
+from .._plain_mixer import project
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
@@ -102,7 +102,7 @@ class Mamba(DirectedMixer):
         check_positive("expand", expand)
         check_positive("expand·d_model", expand * d_model)
         steps = (dt_rank, dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
-        sizes = (d_model, d_state, d_conv, Fraction(int(expand * d_model), d_model))
+        sizes = (d_model, d_state, d_conv, int(expand * d_model) / d_model)
         # Configurations contain 0 and 1 for these two, which upstream passes on to PyTorch.
         conv_bias, bias = (bool(it) if isinstance(it, int) else it for it in (conv_bias, bias))
         super().__init__(*sizes, *steps, conv_bias, bias, device=device, dtype=dtype)
@@ -180,7 +180,7 @@ class Mamba(DirectedMixer):
         scanned = (x, delta, poles(self.A_log), B, C, self.D, z, delta_bias)
         y, last_state = selective_scan_fn(*scanned, return_last_state=True, **self._scan_options())
         ssm_state.copy_(last_state.detach())
-        return self._scale(self.out_proj(y.transpose(1, 2)))
+        return self._scale(project(self.out_proj, y.transpose(1, 2)))
 
     def step(
         self, hidden_states: Tensor, conv_state: Tensor, ssm_state: Tensor
@@ -199,13 +199,18 @@ class Mamba(DirectedMixer):
             (out, conv_state, ssm_state), with out (batch, 1, d_model).
 
         Raises:
-            ValueError: hidden_states does not have exactly one step, or the layer has several
-                directions.
+            ValueError: hidden_states does not have exactly one step, ssm_state is for another batch
+                or layer, or the layer has several directions.
         """
         self._refuse_states()
         hidden = checked_sequence("hidden_states", hidden_states, self.d_model)
         if hidden.shape[1] != 1:
-            refuse("hidden_states", "one step, (batch, 1, d_model)", hidden.shape)
+            refuse("hidden_states", "one step, (batch, 1, d_model)", tuple(hidden.shape))
+        wanted = (hidden.shape[0], self.d_inner, self.d_state)
+        # Checked first, since the convolution's state has changed when the scan would refuse this.
+        if ssm_state.shape != wanted:
+            sizes = f"(batch, d_inner, d_state) = {wanted}"
+            refuse("ssm_state", sizes, tuple(ssm_state.shape))
         warn_without_graph(
             "Mamba.step, by which a call with states goes on,",
             lambda: needs_gradient(self, hidden),
@@ -232,8 +237,7 @@ class Mamba(DirectedMixer):
             ValueError: the layer has several directions.
         """
         self._refuse_states()
-        # A module that replaces conv1d may have no weight, or an integer one.
-        weight = getattr(self.conv1d, "weight", self.A_log)
+        weight = self._weight_like_states()
         where = {"dtype": dtype or weight.dtype, "device": weight.device}
         sizes = (self.d_conv, self.d_state)
         conv_state, ssm_state = (

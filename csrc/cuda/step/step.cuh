@@ -292,12 +292,12 @@ __device__ __forceinline__ void compute(Block<W, kRows>& own) {
 #pragma unroll 1
   for (int layer = 0;; ++layer) {
     if (layer == layers && !has_head && !has_norm(own.args, layer)) break;
-    const StepLayer& weights = own.args.layers[layer];
-    if (layer < layers) fetch_dt_proj(own, weights);
+    if (layer < layers) fetch_dt_proj(own, own.args.layers[layer]);
     // Reading the stream before the block has sent its own part would hinder the blocks that send.
     meet();
     receive_stream(own, layer);
     if (layer == layers) break;
+    const StepLayer& weights = own.args.layers[layer];
     multiply(own, Product::kIn, layer);
     convolve(own, weights, layer);
     multiply(own, Product::kZ, layer);
