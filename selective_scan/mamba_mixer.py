@@ -349,7 +349,7 @@ class MambaMixer(MarkedModule):
     ) -> Tensor:
         """Returns the layer's output plus the residual."""
         name = self._input_name
-        hidden = checked_sequence(name, hidden, self.d_model)
+        hidden = checked_sequence(name, hidden, self.d_model, cu_seqlens)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_boundaries(cu_seqlens, "there is a cache")
