@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ._checks import REAL, check_dtype
+from ._checks import REAL, check_dense, check_dtype
 
 
 def autocast_dtype_of(device: torch.device) -> torch.dtype | None:
@@ -35,6 +35,7 @@ def checked_sequence(
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"selective_scan: {name} must be a Tensor, got {type(tensor).__name__}")
+    check_dense(name, tensor)
     if tensor.dim() != 3 or tensor.shape[2] != d_model:
         raise ValueError(
             f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
