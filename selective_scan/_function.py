@@ -45,9 +45,3 @@ def make_function(
 
 def save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     pass
-
-
-def refuse_double_backward(ctx, *gradients: Tensor | None):
-    raise RuntimeError(
-        "selective_scan: the gradient is once differentiable; double backward is not supported"
-    )

@@ -24,8 +24,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return torch.autocast(device.type, enabled=False)
 
 
-def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
-    """Returns the tensor if it is (batch, seqlen, d_model) of a dtype that some layer supports.
+def checked_sequence(
+    name: str, tensor: Tensor, d_model: int, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """Returns the tensor if it is (batch, seqlen, d_model) of a dtype that some layer supports, and
+    if its batch is 1 where there are packed sequences.
 
     The dtype that a particular layer supports is known only when its projection is about to be
     called.
@@ -36,6 +39,11 @@ def checked_sequence(name: str, tensor: Tensor, d_model: int) -> Tensor:
     if tensor.dim() != 3 or tensor.shape[2] != d_model:
         raise ValueError(
             f"selective_scan: {name} must be (batch, seqlen, d_model) = (*, *, {d_model}), "
+            f"got {tuple(tensor.shape)}"
+        )
+    if isinstance(cu_seqlens, Tensor) and tensor.shape[0] != 1:
+        raise ValueError(
+            f"selective_scan: {name} must have batch of 1 where cu_seqlens is given, "
             f"got {tuple(tensor.shape)}"
         )
     check_dtype(name, tensor, REAL)

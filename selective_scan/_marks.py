@@ -8,21 +8,23 @@ from torch import Tensor, nn
 
 
 class MarkedModule(nn.Module):
-    """A module that marks some of its parameters for optimizers.
+    """A module that marks some of its parameters, for optimizers or initializations.
 
     The marks survive when a copy, a pickle, or a move to another device or dtype replaces the
     parameters.
 
     Attributes:
-        _marked: the names of the parameters that have ``_no_weight_decay = True``.
+        _marked: the names of the parameters that have the mark.
+        _mark_name: the name of the attribute that is True for these parameters.
     """
 
     _marked: tuple[str, ...] = ()
+    _mark_name = "_no_weight_decay"
 
     def _mark(self) -> None:
         for name in self._marked:
             if (parameter := self._parameters.get(name)) is not None:
-                parameter._no_weight_decay = True
+                setattr(parameter, self._mark_name, True)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)

@@ -28,7 +28,7 @@ from ._checks import (
     check_written,
 )
 from ._derivative import Derivative
-from ._function import make_function, refuse_double_backward, save_nothing
+from ._function import make_function, save_nothing
 from ._ops import ops
 from ._result import Result
 from ._schemas import arguments_text, declared
@@ -323,14 +323,14 @@ class Operator:
                 self._fail_on_tangents()
 
     def _fail_on_tangents(self, *_) -> NoReturn:
+        self._fail_on_derivative("forward-mode differentiation")
+
+    def _fail_on_derivative(self, kind: str) -> NoReturn:
         by_others = self._reference and (
             f", but by the reference, {self._reference}, which functions run with "
             "backend='reference'"
         )
-        raise RuntimeError(
-            "selective_scan: forward-mode differentiation is not supported by the kernels"
-            f"{by_others}"
-        )
+        raise RuntimeError(f"selective_scan: {kind} is not supported by the kernels{by_others}")
 
     # --- registrations with PyTorch ---------------------------------------------------------------
 
@@ -398,7 +398,7 @@ class Operator:
             f"{self.name}_gradient",
             self._backward_op,
             save_nothing,
-            refuse_double_backward,
+            lambda *_: self._fail_on_derivative("double backward"),
             map_over=self._map_each if has_rules else None,
             jvp=self._fail_on_tangents,
         )

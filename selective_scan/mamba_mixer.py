@@ -89,7 +89,9 @@ class MambaMixer(MarkedModule):
     The parameters have the names and shapes of mamba_ssm's ``Mamba``, so ``load_state_dict``
     accepts its weights: in_proj, conv1d, x_proj, dt_proj and out_proj, which are ``nn.Linear`` and
     ``nn.Conv1d``, and A_log and D. A_log and D have the attribute ``_no_weight_decay = True`` for
-    optimizers' parameter groups.
+    optimizers' parameter groups, and dt_proj.bias, from which the step sizes start, has
+    ``_no_reinit = True``. An initialization of whole models that sets the biases of all linear
+    layers to 0 must leave it out, as Mamba's own does; else all steps start at softplus(0) = 0.69.
 
     :func:`mamba_inner_fn` computes everything after in_proj, unless parts of the layer have to be
     called as modules. x_proj, dt_proj or out_proj is called, and so are the parts around it, if it
@@ -355,7 +357,7 @@ class MambaMixer(MarkedModule):
     ) -> Tensor:
         """Returns the layer's output plus the residual."""
         name = self._input_name
-        hidden = checked_sequence(name, hidden, self.d_model)
+        hidden = checked_sequence(name, hidden, self.d_model, cu_seqlens)
         if isinstance(cache, MixerCache):
             refuse_gradient(self, hidden)
             refuse_boundaries(cu_seqlens, "there is a cache")

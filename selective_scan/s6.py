@@ -187,7 +187,7 @@ class S6(nn.Module):
             RuntimeError: x or the cache has a wrong dtype, a call with a cache needs a gradient, or
                 :func:`selective_scan_fn` refuses cu_seqlens.
         """
-        x = checked_sequence("x", x, self.d_model)
+        x = checked_sequence("x", x, self.d_model, cu_seqlens)
         if head is not None and not callable(head):
             got = type(head).__name__
             raise TypeError(f"selective_scan: head must be a Module or None, got {got}")

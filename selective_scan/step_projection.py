@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from ._discretization import at_least_single
+from ._marks import MarkedModule
 from ._plain_mixer import has_plain_weights, parameter, product
 
 
-class StepProjection(nn.Linear):
+class StepProjection(MarkedModule, nn.Linear):
     """A linear layer that computes the step sizes, with Mamba's initialization.
+
+    Its bias has mamba_ssm's mark ``_no_reinit = True``: initializations of whole models, which set
+    the biases of linear layers to 0, leave out marked ones.
 
     Args:
         rank: number of input channels.
@@ -25,6 +29,9 @@ class StepProjection(nn.Linear):
         floor: the minimum of the initial step sizes.
         softplus: whether the step size is the softplus of this projection.
     """
+
+    _marked = ("bias",)
+    _mark_name = "_no_reinit"
 
     def __init__(
         self,

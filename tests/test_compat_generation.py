@@ -21,7 +21,7 @@ PROMPT, LENGTH = 7, 16
 
 def make(device="cpu", batch=3) -> tuple[torch.nn.Module, torch.Tensor]:
     """Returns a model and prompts, in float64, so that no two logits are equal up to rounding."""
-    model = make_model(device, torch.float64, published_weights(), residual_in_fp32=False)
+    model = make_model(device, torch.float64, published_weights())
     return model, torch.randint(VOCAB, (batch, PROMPT), device=device)
 
 
@@ -76,10 +76,8 @@ def test_a_token_is_one_operator(fused, in_fp32):
     assert ops.names[-tokens:] == tokens * ["s6_step"]
     assert "s6_step" not in ops.names[:-tokens]
     expected = logits_of(model, out.sequences)[:, PROMPT - 1 : -1]
-    # The operator keeps float64 between its layers, also with residual_in_fp32.
-    tolerance = 1e-5 if in_fp32 else 1e-9
     scores = torch.stack(out.scores, dim=1)
-    torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-9)
 
 
 PARTS = {

@@ -38,7 +38,8 @@ def test_norm(compat_modules, dtype, residual_dtype, is_rms, device):
         )
         exact = x.double() + (0 if residual is None else residual.double())
         assert out.dtype == dtype
-        assert total.dtype == (residual_dtype or (torch.float32 if keep_wide else dtype))
+        wide = torch.promote_types(dtype, torch.float32)
+        assert total.dtype == (residual_dtype or (wide if keep_wide else dtype))
         assert error(total, exact) < ROUNDING[total.dtype]
         normed = norm_of(exact, weight, shift, 0.1, is_rms)
         assert error(out, normed) < ROUNDING[dtype]

@@ -28,6 +28,7 @@ from problem import (
 from properties import fresh
 from selective_scan import (
     S6,
+    MambaMixer,
     mamba_inner_fn,
     mamba_inner_ref,
     selective_scan_fn,
@@ -339,8 +340,10 @@ def test_what_takes_no_packed_sequences():
         model(x, cache=model.allocate_cache(1), cu_seqlens=cu_seqlens)
     with pytest.raises(ValueError, match="None where the convolution is wider than 8, got"):
         S6(8, d_conv=9)(x, cu_seqlens=cu_seqlens)
-    with pytest.raises(RuntimeError, match="xz must have batch of 1 where cu_seqlens is given"):
-        model(x.expand(2, 6, 8), cu_seqlens=cu_seqlens)
+    for module, name in ((model, "x"), (MambaMixer(8), "hidden")):
+        wanted = rf"^selective_scan: {name} must have batch of 1 where .*, got \(2, 6, 8\)$"
+        with pytest.raises(ValueError, match=wanted):
+            module(x.expand(2, 6, 8), cu_seqlens=cu_seqlens)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -81,12 +81,16 @@ def test_casts_keep_gradients_and_other_properties():
     assert all(isinstance(parameter, nn.Parameter) for parameter in model.parameters())
 
 
-def marked(model: nn.Module) -> set[str]:
-    return {n for n, p in model.named_parameters() if getattr(p, "_no_weight_decay", False)}
+MARKS = {"A_log": "_no_weight_decay", "D": "_no_weight_decay", "dt_proj.bias": "_no_reinit"}
 
 
-def test_poles_and_skip_are_marked_whatever_is_done_to_the_model():
-    names = {f"layers.{i}.{name}" for i in range(2) for name in ("A_log", "D")}
+def marked(model: nn.Module) -> set[tuple[str, str]]:
+    marks = {*MARKS.values()}
+    return {(n, it) for n, p in model.named_parameters() for it in marks if getattr(p, it, False)}
+
+
+def test_parameters_are_marked_whatever_is_done_to_the_model():
+    names = {(f"layers.{i}.{name}", mark) for i in range(2) for name, mark in MARKS.items()}
     model = S6(8, depth=2)
     assert marked(model) == names
     assert all(marked(twin) == names for twin in copies_of(model))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .._discretization import at_least_single
 from .layer_norm import RMSNorm, layer_norm_fn
 
 
@@ -23,7 +24,7 @@ class Block(nn.Module):
         norm_cls: creates a norm from dim.
         fused_add_norm: whether :func:`layer_norm_fn` computes the sum and the norm, in float32; the
             norm must then be an ``nn.LayerNorm`` or an :class:`RMSNorm`.
-        residual_in_fp32: whether the residual is passed on in float32.
+        residual_in_fp32: whether the residual is passed on in at least float32.
 
     Raises:
         TypeError: fused_add_norm is True and the norm is of another kind.
@@ -118,4 +119,4 @@ def add_norm(
         )
     total = hidden if residual is None else hidden + residual
     normed = norm(total.to(norm.weight.dtype))
-    return normed, total.float() if residual_in_fp32 else total
+    return normed, total.to(at_least_single(total.dtype)) if residual_in_fp32 else total

@@ -39,8 +39,8 @@ def layer_norm_fn(
         residual: shaped like x, or None.
         eps: added to the variance, or to the mean square.
         prenorm: whether to return (out, sum), with the sum in the residual's dtype.
-        residual_in_fp32: whether the sum is float32, rather than in x's dtype, if no residual is
-            given.
+        residual_in_fp32: whether the sum is at least float32, rather than in x's dtype, if no
+            residual is given. It is float64 if x is, which upstream's rounds to float32.
         is_rms_norm: whether to only divide by the root mean square, without subtracting the mean.
 
     Returns:
@@ -78,7 +78,7 @@ def layer_norm_fn(
             refuse(name, f"(hidden_size,) = {tuple(x.shape[-1:])}", tuple(tensor.shape))
     if residual is not None and residual.shape != x.shape:
         refuse("residual", f"of the shape of x, {tuple(x.shape)}", tuple(residual.shape))
-    kept_dtype = torch.float32 if residual_in_fp32 else x.dtype
+    kept_dtype = at_least_single(x.dtype) if residual_in_fp32 else x.dtype
     if residual is not None:
         kept_dtype = residual.dtype
     if is_rms_norm and bias is None:

@@ -159,13 +159,6 @@ class Mamba(DirectedMixer):
     def _is_plain(self) -> bool:
         return self.use_fast_path and super()._is_plain()
 
-    def _mark(self) -> None:
-        super()._mark()
-        # The models' initializations set biases of Linear modules to 0 unless they have this mark.
-        bias = getattr(self._modules.get("dt_proj"), "bias", None)
-        if isinstance(bias, Tensor):
-            bias._no_reinit = True
-
     def _prefill(self, hidden: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:
         """Runs a forward call and stores the states after its last step."""
         hidden = checked_sequence("hidden_states", hidden, self.d_model)

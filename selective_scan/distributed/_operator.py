@@ -61,10 +61,8 @@ class DistributedOperator(Operator):
                 f"{values[self._anchor].device}, and has no reference"
             )
 
-    def _fail_on_tangents(self, *_) -> NoReturn:
-        raise RuntimeError(
-            "selective_scan: forward-mode differentiation is not supported over several ranks"
-        )
+    def _fail_on_derivative(self, kind: str) -> NoReturn:
+        raise RuntimeError(f"selective_scan: {kind} is not supported over several ranks")
 
     def _register(self) -> None:
         self._define()
