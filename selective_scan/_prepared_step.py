@@ -44,19 +44,12 @@ class _Seen(NamedTuple):
         return all(map(is_, now, self.values))
 
 
-class NotCopied:
-    """An object that is not copied or pickled with its owner: the copy gets None in its place."""
-
-    def __reduce__(self) -> tuple[type[None], tuple]:
-        return type(None), ()
-
-
 def are_the_same(these: Sequence[object], those: Sequence[object]) -> bool:
     """Returns whether both sequences hold the same objects, by identity."""
     return len(these) == len(those) and all(map(is_, these, those))
 
 
-class PreparedStep(NotCopied):
+class PreparedStep:
     """A call of s6_step that is repeated with other values of hidden."""
 
     def __init__(

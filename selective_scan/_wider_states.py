@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ._plain_stack import Stack, serves, step_in_one
-from ._prepared_step import NotCopied, are_the_same
+from ._prepared_step import are_the_same
 from .cache import MixerCache
 
 if TYPE_CHECKING:
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 # For each layer (batch, d_inner, d_conv) and (batch, d_inner, d_state).
 States = Sequence[tuple[Tensor, Tensor]]
 _NAME = "_selective_scan_states"
+
+
+class NotCopied:
+    """An object that is not copied or pickled with its owner: the copy gets None in its place."""
+
+    def __reduce__(self) -> tuple[type[None], tuple]:
+        return type(None), ()
 
 
 class _WiderStates(NotCopied):

@@ -157,6 +157,10 @@ class MixerCache(_Cache):
         default_factory=dict, init=False, repr=False
     )
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leaves out what belongs to this cache's calls, which copies and pickles do without."""
+        return {**vars(self), "_workspace": None, "_steps": {}}
+
     def _tensors(self) -> list[Tensor]:
         tensors = (self.conv_state, self.state, self.last_input, self.angles)
         return [tensor for tensor in tensors if tensor is not None]
@@ -271,6 +275,9 @@ class S6Cache(_Cache):
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for layer in self.layers for tensor in layer._tensors()]
+
+
+torch.serialization.add_safe_globals([MixerCache, S6Cache])  # which torch.load may construct
 
 
 # --- what a call with a cache must be -------------------------------------------------------------

@@ -213,6 +213,18 @@ def test_reorder(rows, options, device):
     assert places == [tensor.data_ptr() for tensor in tensors_of(cache)]
 
 
+@pytest.mark.parametrize("options", [{}, BOTH], ids=str)
+def test_a_saved_cache_goes_on(options, device, tmp_path):
+    model = model_of(device, **options)
+    x, cache = sequence(model), model.allocate_cache(BATCH)
+    model(x[:, :-5], cache=cache)
+    for i in range(-5, -2):  # single steps are prepared
+        model(x[:, i : i + 1], cache=cache)
+    torch.save(cache, tmp_path / "cache.pt")
+    loaded = torch.load(tmp_path / "cache.pt")
+    assert torch.equal(model(x[:, -2:], cache=loaded), model(x[:, -2:], cache=cache))
+
+
 def test_rows_do_not_depend_on_each_other(device):
     model = model_of(device, dtype=torch.float64)
     x = sequence(model)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .. import _pytorch
 from .._checks import INTEGER
 from .._module_arguments import check_count, check_positive, refuse
-from .._prepared_step import NotCopied
+from .._wider_states import NotCopied
 from .sampling import modify_logit_for_repetition_penalty, sample
 
 
