@@ -9,6 +9,8 @@ import programs
 from gpu_kernels import has_step
 from selective_scan import S6, MambaMixer
 
+pytestmark = pytest.mark.slow
+
 # Precompiled headers take as long to build as one package, so they only pay for many.
 SOON_COMPILED = {
     "aot_inductor.precompile_headers": False,
@@ -56,7 +58,6 @@ def check(module, calls, folder, **options):
     torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_every_operator(device, tmp_path):
     names = (*operator_calls.DIFFERENTIABLE, *operator_calls.IN_PLACE)

@@ -232,7 +232,10 @@ OF_OPS = [
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
-        *((name, True) for name in operator_calls.DIFFERENTIABLE),
+        *(
+            pytest.param(name, True, marks=[pytest.mark.slow] * name.startswith(("expo", "cross")))
+            for name in operator_calls.DIFFERENTIABLE
+        ),
         *(pytest.param(name, False, marks=pytest.mark.slow) for name in OF_OPS),
     ],
 )

@@ -158,6 +158,7 @@ def solved_on_path(path: str, module: str, tmp_path_factory):
     return torch.load(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_capability(capability):
     if backends()["cpu"].build["capability"] == capability:

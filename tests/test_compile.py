@@ -270,11 +270,7 @@ def test_compiled_by_inductor():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        *KINDS[:2],
-        *(pytest.param(options, marks=pytest.mark.slow) for options in KINDS[2:-1]),
-        KINDS[-1],
-    ],
+    [*KINDS[:2], *(pytest.param(options, marks=pytest.mark.slow) for options in KINDS[2:])],
     ids=str,
 )
 def test_compiled_s6_in_two_graphs(options, device):

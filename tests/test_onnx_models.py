@@ -60,13 +60,15 @@ def test_double_precision(tmp_path):
     assert_close(program(x), model(x).detach(), 1e-12)
 
 
-@pytest.mark.parametrize("opset", [27, _slow(18)])
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [27, 18])
 def test_both_directions_of_any_size(opset, tmp_path):
     """A layer of both directions takes PyTorch several times as long to export."""
     check(mixers()[1], rows(*ROWS), tmp_path / "model.onnx", opset)
 
 
 @needs_pytorch("2.13", "turns of any length")
+@pytest.mark.slow
 def test_states_that_rotate(tmp_path):
     model = s6(dt_min=0.2, dt_max=1.0, rotary=True)
     check(model, rows(*ROWS), tmp_path / "model.onnx")
@@ -99,12 +101,14 @@ def test_vision_of_one_size(tmp_path):
     check(model, images((2, 4)), tmp_path / "model.onnx", dynamic=None)
 
 
+@pytest.mark.slow
 def test_vision_of_any_number_and_height(tmp_path):
     model = published_calls.MambaVision(selective_scan_fn)
     dynamic = ({0: BATCH, 2: torch.export.Dim("height", max=4096)},)
     check(model, images((2, 4), (3, 5)), tmp_path / "model.onnx", dynamic=dynamic)
 
 
+@pytest.mark.slow
 def test_transformers_model_by_our_kernels(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the package transformers")
     from selective_scan.integrations.transformers import enable
@@ -154,7 +158,7 @@ def continued(depth, *sizes):
     return Continued(model), [call(*size) for size in sizes]
 
 
-@pytest.mark.parametrize(("steps", "opset"), [(None, 27), _slow(None, 18), (1, 27)])
+@pytest.mark.parametrize(("steps", "opset"), [_slow(None, 27), _slow(None, 18), (1, 27)])
 def test_s6_goes_on_from_its_cache(steps, opset, tmp_path):
     """S6 continues by any number of steps, or by one, which is another operator in PyTorch."""
     of_rows = OF_ROWS if steps is None else OF_STATES

@@ -28,6 +28,7 @@ def test_more_than_there_can_be(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory")
 def test_every_function(device):
     package = Path(selective_scan.__file__).resolve().parents[1]
