@@ -78,6 +78,7 @@ MODULES = {
     "mamba_ssm.modules": Contents(),
     "mamba_ssm.modules.block": Contents(_from(f"{_HERE}.block", "Block")),
     "mamba_ssm.modules.mamba2": Contents(_from(f"{_HERE}.refused", "Mamba2")),
+    "mamba_ssm.modules.mamba3": Contents(_from(f"{_HERE}.refused", "Mamba3")),
     "mamba_ssm.modules.mamba_simple": Contents(_from(f"{_HERE}.mamba_simple", "Mamba Block")),
     "mamba_ssm.modules.mha": Contents(_from(f"{_HERE}.refused", "MHA")),
     "mamba_ssm.modules.mlp": Contents(_from(f"{_HERE}.mlp", "GatedMLP")),
@@ -138,6 +139,7 @@ BINDINGS = (
 
 
 NO_MAMBA_2 = "Mamba-2 and its SSD are not covered"
+NO_MAMBA_3 = "Mamba-3 is not covered"
 
 
 def why_absent(name: str, reason: str) -> str:
@@ -158,9 +160,6 @@ ABSENT = (
         "ops.triton.ssd_chunk_scan ops.triton.ssd_chunk_state ops.triton.ssd_combined "
         "ops.triton.ssd_state_passing ops.triton.layernorm_gated ops.triton.k_activations",
     )
-    | _absent(
-        "Mamba-3 is not covered",
-        "Mamba3 modules.mamba3 ops.triton.mamba3 ops.cute ops.tilelang",
-    )
+    | _absent(NO_MAMBA_3, "Mamba3 ops.triton.mamba3 ops.cute ops.tilelang")
     | _absent("tensor parallelism is that of selective_scan.distributed", "distributed")
 )

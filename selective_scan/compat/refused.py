@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ._modules import NO_MAMBA_2, why_absent
+from ._modules import NO_MAMBA_2, NO_MAMBA_3, why_absent
 
 
 class _Refused(nn.Module):
@@ -19,6 +19,12 @@ class Mamba2(_Refused):
     """Cannot be constructed, since Mamba-2 is not covered."""
 
     _why = why_absent("Mamba2", NO_MAMBA_2)
+
+
+class Mamba3(_Refused):
+    """Cannot be constructed, since Mamba-3 is not covered."""
+
+    _why = why_absent("Mamba3", NO_MAMBA_3)
 
 
 class MHA(_Refused):
