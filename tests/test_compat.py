@@ -448,8 +448,8 @@ def take_step(
     name: str, requires_grad: bool = False, wrapped_by: Callable = lambda function: function
 ) -> torch.Tensor:
     """Takes a step by compat's function in the caller's mode; compares it with ours in no_grad."""
-    if name == "causal_conv1d_update":
-        module = importlib.import_module("causal_conv1d")
+    if name.startswith("causal_conv1d_update"):
+        module = importlib.import_module("causal_conv1d.causal_conv1d_interface")
         state, arguments = torch.randn(2, 6, 4), [torch.randn(2, 6), torch.randn(6, 4)]
         order = [1, 0, 2]
     else:
@@ -476,7 +476,10 @@ def take_step(
     return out
 
 
-@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+STEPS = ["causal_conv1d_update", "selective_state_update"]
+
+
+@pytest.mark.parametrize("name", [*STEPS, *(f"{name}_ref" for name in STEPS)])
 def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, monkeypatch, caplog):
     """A step in grad mode warns once that its result has no graph, like that of the packages."""
     monkeypatch.setattr(_library, "_warned", set())
@@ -490,7 +493,7 @@ def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, mo
     assert f"{name} gives a result without a graph in grad mode too" in record.message
 
 
-@pytest.mark.parametrize("name", ["causal_conv1d_update", "selective_state_update"])
+@pytest.mark.parametrize("name", STEPS)
 def test_a_compiled_step_without_a_layer_in_grad_mode(compat_modules, name):
     compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
     assert not take_step(name, requires_grad=True, wrapped_by=compiled).requires_grad

@@ -90,8 +90,7 @@ MODULES = {
     ),
     "mamba_ssm.ops.triton": Contents(),
     "mamba_ssm.ops.triton.selective_state_update": Contents(
-        _from(f"{_HERE}.steps", "selective_state_update")
-        | _from("selective_scan", "selective_state_update_ref")
+        _from(f"{_HERE}.steps", "selective_state_update selective_state_update_ref")
     ),
     "mamba_ssm.ops.triton.layer_norm": _NORM_CONTENTS,
     "mamba_ssm.ops.triton.layernorm": _NORM_CONTENTS,  # its name in versions 1
@@ -107,7 +106,7 @@ MODULES = {
     "causal_conv1d.causal_conv1d_interface": Contents(
         _CONVOLUTIONS
         | _from(f"{_HERE}.convolution", "causal_conv1d_ref")
-        | _from("selective_scan", "causal_conv1d_update_ref")
+        | _from(f"{_HERE}.steps", "causal_conv1d_update_ref")
     ),
     "causal_conv1d.causal_conv1d_varlen": Contents(
         _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from .. import _library
 from ..causal_conv1d_update import causal_conv1d_update as _convolve
+from ..causal_conv1d_update import causal_conv1d_update_ref as _convolve_ref
 from ..selective_state_update import selective_state_update as _scan
+from ..selective_state_update import selective_state_update_ref as _scan_ref
 
 Arguments = ParamSpec("Arguments")
 
@@ -46,4 +48,6 @@ def _without_gradient(function: Callable[Arguments, Tensor]) -> Callable[Argumen
 
 
 causal_conv1d_update = _without_gradient(_convolve)
+causal_conv1d_update_ref = _without_gradient(_convolve_ref)
 selective_state_update = _without_gradient(_scan)
+selective_state_update_ref = _without_gradient(_scan_ref)
