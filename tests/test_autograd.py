@@ -229,11 +229,14 @@ OF_OPS = [
 ]
 
 
+COMPILED_SLOWLY = ("cross scan", "exponential trapezoid")
+
+
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [
         *(
-            pytest.param(name, True, marks=[pytest.mark.slow] * name.startswith(("expo", "cross")))
+            pytest.param(name, True, marks=[pytest.mark.slow] * (name in COMPILED_SLOWLY))
             for name in operator_calls.DIFFERENTIABLE
         ),
         *(pytest.param(name, False, marks=pytest.mark.slow) for name in OF_OPS),
