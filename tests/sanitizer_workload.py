@@ -93,6 +93,7 @@ def special_cases():
         yield prompt.BASE.with_(dtype=dtype, dim=24, groups=2, layout="channel_last", seqlen=161)
         yield dstate1.BASE.with_(dtype=dtype, seqlen=520)
         yield from (dstate1.FEW.with_(dtype=dtype, seqlen=n) for n in (1032, 1304))
+        yield from (dstate1.STATES.with_(dtype=dtype, seqlen=n, dim=400) for n in (49, 300))
         for base in paths.SEGMENTS.values():
             yield base.with_(dtype=dtype)
     # Dense rows of one state, in both directions of time.

@@ -51,6 +51,7 @@ OF_PATHS = [
     *(prompt.BASE, prompt.WIDE, prompt.LONG),
     *dstate1.BASE.with_(dim=512, groups=1, seqlen=264).each(complex=(False, True), dtype=FLOATS),
     *dstate1.FEW.with_(seqlen=1032).each(dtype=FLOATS),
+    *dstate1.STATES.with_(dim=400, seqlen=300).each(dtype=FLOATS),
     *paths.OWN.with_(dim=40, groups=40, seqlen=520).each(dtype=FLOATS),
     *(
         Case(dim=40, seqlen=128, dtype=torch.bfloat16, B=B, C=C)

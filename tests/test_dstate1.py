@@ -1,4 +1,5 @@
-"""One state per channel, for which CUDA has kernels if A is real, against the reference."""
+"""One state per channel, for which CUDA has kernels if A is real, against the reference; and a few
+states of few short rows, for which it has a backward kernel."""
 
 import pytest
 import torch
@@ -90,7 +91,27 @@ def large_tiles():
     yield large.with_(dim=400, groups=1, seqlen=2400, z=False, reverse=True)
 
 
-CASES = [*cases(BASE), *cases(COMPLEX), *packed_cases(), *long_sequences(), *few_channels()]
+# A warp has two states of a channel. On CUDA a block has several channels if there are more than
+# multiprocessors.
+STATES = Case(batch=2, dim=20, groups=2, seqlen=72, dstate=5)
+
+
+def few_states():
+    yield from one_axis(STATES)
+    yield from STATES.each(dtype=FLOATS, dstate=(2, 3, 4, 8, 15, 16))
+    yield from STATES.each(dtype=FLOATS, seqlen=(1, 8, 31, 196, 197, 256, 257, 512))
+    yield from STATES.each(dtype=FLOATS, layout=LAYOUTS, reverse=(False, True))
+    yield from STATES.each(dim=(1, 7, 130, 400, 1000), groups=(1,), dstate=(2,))
+    yield from projections(STATES.with_(seqlen=300))
+    yield STATES.with_(projection_dtype=BF16)
+    yield STATES.with_(decay=1e-3, dtype=F16, dim=100)
+    yield STATES.with_(step_shift=-4.0, seqlen=300)
+
+
+CASES = [
+    *(*cases(BASE), *cases(COMPLEX), *packed_cases(), *long_sequences(), *few_channels()),
+    *few_states(),
+]
 
 
 @pytest.mark.parametrize("case", list(dict.fromkeys(CASES)), ids=str)

@@ -28,7 +28,7 @@ TABLE = [
     ),
     (Call(1, 256, 512, 16), ("prompt", 2, 1), ("streamed", 32, 16)),
     (Call(1, 1536, 4096, 16), ("prompt", 12, 1), ("streamed", 96, 8)),
-    (Call(2, 64, 64, 16, dtype="float32"), ("prompt", 2, 1), ("streamed", 32, 1)),
+    (Call(2, 68, 64, 16, dtype="float32"), ("prompt", 2, 1), ("streamed", 32, 1)),
     # Several dtypes: only the floor takes them as they are.
     (Call(2, 1024, 800, 16, mixed=True), ("floor", 8, 1), ("floor", 8, 1)),
     # Many channels, as in mamba-130m.
@@ -68,9 +68,14 @@ TABLE = [
     (Call(1, 1, 1, 1), ("dstate1", 1, 1), ("dstate1", 1, 1)),
     # One image: rows that begin at any address, and few states.
     (Call(1, 768, 197, 16), ("prompt", 6, 1), ("streamed", 64, 7)),
-    (Call(1, 1024, 96, 2, dtype="float32"), ("prompt", 8, 1), ("narrow", 32, 1)),
-    (Call(1, 320, 49, 8), ("prompt", 4, 1), ("narrow", 16, 1)),
-    (Call(1, 160, 196, 8), ("prompt", 2, 1), ("streamed", 32, 7)),
+    (Call(1, 1024, 96, 2, dtype="float32"), ("prompt", 8, 1), ("dstate1", 8, 1)),
+    (Call(1, 320, 49, 8), ("prompt", 4, 1), ("dstate1", 3, 1)),
+    (Call(1, 160, 196, 8), ("prompt", 2, 1), ("dstate1", 2, 1)),
+    # The warps of a channel's states no longer run all at the same time, or take too many steps.
+    (Call(8, 1024, 96, 2, dtype="float32"), ("streamed", 16, 1), ("narrow", 32, 1)),
+    (Call(4, 320, 49, 8), ("prompt", 10, 1), ("narrow", 16, 1)),
+    (Call(4, 160, 196, 8), ("prompt", 6, 1), ("streamed", 64, 7)),
+    (Call(1, 160, 520, 8), ("prompt", 2, 1), ("streamed", 32, 17)),
     # Few states are padded to sixteen, and so is one, if it is complex.
     (Call(8, 1024, 1024, 1, complex=True), ("streamed", 32, 1), ("streamed", 48, 1)),
     (Call(8, 1536, 2048, 2), ("streamed", 96, 1), ("streamed", 96, 1)),
@@ -164,7 +169,10 @@ def test_table(plan, call, forward, backward):
     for which, expected, times in (("forward", forward, 1), ("backward", backward, 3)):
         made = plan(which, call)
         assert tuple(made[name] for name in names) == expected, which
-        assert made["scratch_bytes"] <= times * bytes_of(call) + 1024, which
+        # Each block of this kernel has its own sums of dB and dC.
+        has_state_warps = made["path"] == "dstate1" and call.dstate > 1
+        sums = 132 * call.seqlen * 2 * 16 * 4 * has_state_warps
+        assert made["scratch_bytes"] <= times * bytes_of(call) + sums + 1024, which
 
 
 # Passes of which a single result is wanted: backward the state's gradient, forward the map of all
@@ -291,7 +299,7 @@ def refusal(path):
         ("streamed", {"complex": True, "method": "bilinear"}, "by a method other than zoh A must"),
         ("streamed", {**CONSTANT, "method": "foh"}, "by a method other than zoh .* C variable"),
         ("dstate1", {"dstate": 1, "C": "constant"}, "B and C must both be variable"),
-        ("dstate1", {}, "dstate must be 1, got 16"),
+        ("dstate1", {"dstate": 17}, "dstate must be .*1.*, got 17"),
         ("dstate1", {"dstate": 1, "mixed": True}, "must have one dtype and the same strides"),
         ("dstate1", {"dstate": 1, "complex": True}, "A must be real and arithmetic fp32"),
         ("streamed", {"dstate": 65}, "dstate must be at most 64"),

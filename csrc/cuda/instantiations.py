@@ -78,6 +78,8 @@ DSTATE1 = [
         ("Shared", DSTATE1_VECTORS),
     )
 ]
+# The bytes of an element.
+DSTATE1 += [Source("dstate1_states", "dstate1", ("states",), ("States<2>", "States<4>"))]
 
 # The type of the elements, the states of a channel, and whether all steps of the rows are loaded
 # at once, which 4-byte elements do not need. For one state there are only kernels that do.

@@ -55,6 +55,7 @@ struct BackwardArgs {
   int tiles;                               // per group
   int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
+  int padded_states;  // of partial sums
 };
 
 /// The launches for one storage and shape of windows. Each shape has kernels for some storages: see
@@ -63,6 +64,13 @@ template <class Storage, class Shape>
 struct Kernels {
   static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
                              cudaStream_t stream);
+  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+                              cudaStream_t stream);
+};
+
+/// The launch of the backward scan of several states, with elements of kBytes bytes.
+template <int kBytes>
+struct States {
   static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
                               cudaStream_t stream);
 };

@@ -92,10 +92,15 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.warps = plan.warps;
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
+  args.padded_states = plan.padded_states;
   args.workspace = backward_workspace(plan.scratch, memory);
-  const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
+  const auto launch = params.dstate == 1                  ? launches_for(params, plan).backward
+                      : element_size(params.u.dtype) == 4 ? &States<4>::backward
+                                                          : &States<2>::backward;
+  const cudaError_t error = launch(args, plan.shape, stream);
   if (error != cudaSuccess) return error;
-  return add_gradients(params, args.workspace, {plan.tiles, params.batch}, stream);
+  return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.padded_states},
+                       stream);
 }
 
 }  // namespace selective_scan::cuda::dstate1

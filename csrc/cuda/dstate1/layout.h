@@ -94,6 +94,23 @@ struct WarpShared {
   float C[Shape::kSharedSteps];
 };
 
+/// The backward kernel of several states (states.cuh): the states that a warp owns, those of a
+/// channel at most, and the warps of a block.
+constexpr int kWarpStates = 2;
+constexpr int kMostStates = 16;
+constexpr int kMostStatesWarps = 12;
+/// Returns the warps that share a channel.
+SELECTIVE_SCAN_HD constexpr int channel_warps(int dstate) {
+  return ceil_div(dstate, kWarpStates);
+}
+
+/// A warp's part of shared memory in that kernel.
+struct alignas(16) StatesShared {
+  float projections[LongWindow::kSteps][2 * kWarpStates];  // contributions to dB, then dC
+  float rows[3][kItems][kWarpSize];                        // to du, ddelta and y
+  float tile[LongWindow::kTileSize];
+};
+
 /// The (batch, channel, step) arrays that a pass reads, in the order of their rows in shared
 /// memory. Without z there is no room for it.
 struct ForwardRows {

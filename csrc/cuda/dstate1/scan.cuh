@@ -36,6 +36,38 @@ __device__ __forceinline__ float carry_through_warps(const StepMap& own, bool ha
   return entered;
 }
 
+/// Returns the value of the lane of the same channel that is `distance` lanes before this one, in
+/// the direction in which states are carried.
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ float from_before(float value, int distance) {
+  return kBackwards ? __shfl_down_sync(kFullMask, value, distance, Shape::kChannelLanes)
+                    : __shfl_up_sync(kFullMask, value, distance, Shape::kChannelLanes);
+}
+/// Returns the lane's position among those of its channel, in the same direction.
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ int lane_position() {
+  const int lane = threadIdx.x % Shape::kChannelLanes;
+  return kBackwards ? Shape::kChannelLanes - 1 - lane : lane;
+}
+/// Composes each lane's maps, which belong to different states, with those of the lanes before it.
+template <class Shape, bool kBackwards, int kCount>
+__device__ __forceinline__ void compose_lanes(StepMap (&own)[kCount]) {
+  const int position = lane_position<Shape, kBackwards>();
+#pragma unroll
+  for (int distance = 1; distance < Shape::kChannelLanes; distance *= 2) {
+    StepMap before[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      before[i] = {from_before<Shape, kBackwards>(own[i].product, distance),
+                   from_before<Shape, kBackwards>(own[i].offset, distance)};
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (position >= distance) own[i] = Compose()(before[i], own[i]);
+    }
+  }
+}
+
 /// The states that enter and leave a lane.
 struct LaneStates {
   float entered;
@@ -45,30 +77,22 @@ struct LaneStates {
 /// last to the first if kBackwards. `state` becomes the one that leaves the last lane, or the last
 /// lane of a round. Windows that depend on no others of a round have no `maps`.
 template <class Shape, bool kBackwards>
-__device__ __forceinline__ LaneStates carry_through_lanes(StepMap own, float& state,
+__device__ __forceinline__ LaneStates carry_through_lanes(StepMap map, float& state,
                                                           StepMap* maps = nullptr) {
   constexpr int kChannelLanes = Shape::kChannelLanes;
-  const int lane = threadIdx.x % kChannelLanes;
-  const int position = kBackwards ? kChannelLanes - 1 - lane : lane;
-  const auto from_before = [](float value, int distance) {
-    return kBackwards ? __shfl_down_sync(kFullMask, value, distance, kChannelLanes)
-                      : __shfl_up_sync(kFullMask, value, distance, kChannelLanes);
-  };
-#pragma unroll
-  for (int distance = 1; distance < kChannelLanes; distance *= 2) {
-    const StepMap before{from_before(own.product, distance), from_before(own.offset, distance)};
-    if (position >= distance) own = Compose()(before, own);
-  }
+  const int position = lane_position<Shape, kBackwards>();
+  StepMap own[] = {map};
+  compose_lanes<Shape, kBackwards>(own);
   constexpr bool kHasRounds = Shape::kWarps > 1;
   float first = state;
   if constexpr (kHasRounds) {
     if (maps != nullptr) {
       const bool has_map = position == kChannelLanes - 1;
-      first = carry_through_warps<Shape, kBackwards>(own, has_map, maps, state);
+      first = carry_through_warps<Shape, kBackwards>(own[0], has_map, maps, state);
     }
   }
-  const float left = own(first);
-  const float before = from_before(left, 1);
+  const float left = own[0](first);
+  const float before = from_before<Shape, kBackwards>(left, 1);
   const float entered = position == 0 ? first : before;
   if (!kHasRounds || maps == nullptr) {
     state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
@@ -202,20 +226,27 @@ class AnyProjection {
         source_(tile.origin(view) + (step + first_) * view.step * element_size(view.dtype)),
         window_stride_(steps * view.step * element_size(view.dtype)),
         stride_(view.step * element_size(view.dtype)),
+        state_stride_(view.state * element_size(view.dtype)),
         dtype_(view.dtype) {}
 
   __device__ Bits fetch(int left) {
+    const Bits bits = fetch_state(left, 0);
+    advance();
+    return bits;
+  }
+  __device__ Bits fetch_state(int left, int n) const {
     Bits bits{};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (first_ + i >= left) continue;
-      const char* const source = source_ + i * stride_;
+      const char* const source = source_ + (n * state_stride_ + i * stride_);
       bits.v[i] = dtype_ == DType::kFloat32 ? *reinterpret_cast<const uint32_t*>(source)
                                             : *reinterpret_cast<const uint16_t*>(source);
     }
-    source_ += window_stride_;
     return bits;
   }
+  /// Goes on to the next window.
+  __device__ void advance() { source_ += window_stride_; }
 
   __device__ void convert(const Bits& bits, float (&values)[kCount]) const {
 #pragma unroll
@@ -232,6 +263,7 @@ class AnyProjection {
   const char* source_;
   int64_t window_stride_;
   int64_t stride_;  // from one of the lane's steps to the next
+  int64_t state_stride_;
   DType dtype_;
 };
 

@@ -11,7 +11,6 @@ namespace selective_scan::cuda::dstate1 {
 namespace {
 
 Refusal refuse(const ScanParams& params) {
-  if (params.dstate != 1) return {"dstate must be 1", params.dstate};
   if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
   if (!has_all_kernels(params.method)) return kNotThisMethod;
   if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
@@ -169,6 +168,31 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
   return best_time > 0;
 }
 
+/// Divides the channels of a call with several states. Blocks are as large as need be for all of
+/// them to run at a time.
+Refusal divide_states(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
+  if (params.dstate > kMostStates) return {"dstate must be at most 16", params.dstate};
+  if (const Refusal refusal = refuse(params)) return refusal;
+  if (const Refusal refusal = refuse_arrays(params)) return refusal;
+  plan.rows = Rows::kScattered;
+  plan.window_channels = LongWindow::kChannels;
+  plan.window_warps = channel_warps(static_cast<int>(params.dstate));
+  constexpr auto kWarpBytes = static_cast<int>(sizeof(StatesShared));
+  const int64_t channels = params.dim / params.groups;
+  const int64_t most_warps =
+      std::min<int64_t>(kMostStatesWarps, device.block_shared_bytes / kWarpBytes);
+  const int64_t most = std::min(most_warps / plan.window_warps, channels);
+  if (most == 0) return kNotEnoughSharedMemory;
+  const int64_t wanted = ceil_div(params.batch * params.dim, device.multiprocessors);
+  const int64_t tile_channels = std::clamp<int64_t>(wanted, 1, most);
+  plan.warps = static_cast<int>(tile_channels) * plan.window_warps;
+  plan.tiles = static_cast<int>(ceil_div(channels, tile_channels));
+  plan.work_items = static_cast<int>(params.batch * params.groups * plan.tiles);
+  plan.padded_states = static_cast<int>(round_up(params.dstate, 4));
+  plan.shape = {plan.work_items, plan.warps * kWarpSize, plan.warps * kWarpBytes};
+  return {};
+}
+
 /// Fills in the part of a plan that both passes share: the row layout, the warps that share a
 /// window, and blocks that have room for them.
 template <class Params, class Plan>
@@ -195,17 +219,23 @@ Refusal choose_and_divide(const Params& params, const Device& device, bool is_ba
 
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
+  if (params.dstate != 1) return {"dstate must be 1", params.dstate};
   return choose_and_divide(params, device, false, plan);
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
-  if (const Refusal refusal = choose_and_divide(params, device, true, plan)) return refusal;
+  plan.padded_states = 1;
+  if (const Refusal refusal = params.dstate > 1 ? divide_states(params, device, plan)
+                                                : choose_and_divide(params, device, true, plan)) {
+    return refusal;
+  }
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
-      true, params.batch * params.groups * plan.tiles * params.seqlen * 2, sizeof(float));
+      true, params.batch * params.groups * plan.tiles * params.seqlen * 2 * plan.padded_states,
+      sizeof(float));
   const int64_t rows = params.batch * params.dim;
-  scratch.take_sums(params, rows, sizeof(float), rows, sizeof(float));
+  scratch.take_sums(params, rows * plan.padded_states, sizeof(float), rows, sizeof(float));
   return {};
 }
 

@@ -40,6 +40,9 @@ struct Figures {
     /// sequences of up to dstate1_most_steps per warp that shares a channel.
     int64_t dstate1_rows = 192;
     int64_t dstate1_most_steps = 8192;
+    /// With several states, dstate1's backward pass takes sequences of up to this many steps,
+    /// divided by the warps that share a channel.
+    int64_t dstate1_states_steps = 2048;
 
     /// prompt takes sequences of up to prompt_steps, or of up to prompt_channel_steps times the
     /// channels per multiprocessor.

@@ -1,7 +1,8 @@
 // The rules that choose a call's path, and nothing else.
 //
 // The first path of prompt, narrow, dstate1 and streamed that can run the call and is preferred
-// takes it, else the floor. figures.h has the numbers.
+// takes it, else the floor. With several states dstate1 comes before narrow. figures.h has the
+// numbers.
 
 #include "plan.h"
 
@@ -23,11 +24,16 @@ const Choice& choice_of(const Device& device) {
 }
 
 /// dstate1 cannot cut time into segments. Without them, few channels with long sequences leave most
-/// of the device idle.
+/// of the device idle. Of calls with several states it takes short ones whose blocks all run at the
+/// same time.
 template <class Scratch>
 bool is_preferred(const ScanParams& params, const Device& device,
                   const dstate1::Plan<Scratch>& plan) {
   const Choice& figures = choice_of(device);
+  if (params.dstate > 1) {
+    return params.seqlen * plan.window_warps <= figures.dstate1_states_steps &&
+           plan.work_items <= device.multiprocessors;
+  }
   return params.seqlen <= figures.dstate1_most_steps * plan.window_warps ||
          params.batch * params.dim >= figures.dstate1_rows;
 }
@@ -142,8 +148,10 @@ AnyPlan choose(const Params& params, const Device& device, std::optional<Path> w
   if constexpr (kIsForward) {
     if (takes<Path::kPrompt>(params, device, plan)) return plan;
   }
+  const bool is_one = params.dstate == 1;
+  if (!is_one && takes<Path::kDstate1>(params, device, plan)) return plan;
   if (takes<Path::kNarrow>(params, device, plan)) return plan;
-  if (takes<Path::kDstate1>(params, device, plan)) return plan;
+  if (is_one && takes<Path::kDstate1>(params, device, plan)) return plan;
   if (takes<Path::kStreamed>(params, device, plan)) return plan;
   if (const Refusal refusal = make<Path::kFloor>(params, device, plan)) fail("", refusal);
   return plan;

@@ -1,0 +1,351 @@
+// Backward scan for few states of few short rows, as one image or one time series has.
+//
+// Mapping. A block owns a tile of channels of one group. Each of its warps owns two states of one
+// channel, so all states of a channel are scanned at the same time, and walks through time in
+// windows of 256 steps, last to first; a lane holds kItems consecutive steps. As in the scan of one
+// state, the warp scans forward from the saved state, and then scans the state's gradient backward.
+// Through shared memory, the channel's first warp adds what all states contribute to du, ddelta and
+// y, and the block's threads add dB and dC over the tile's channels, in a fixed order.
+// add_gradients() adds the tiles.
+//
+// Shared memory of a warp: a tile in which elements change lanes, and its contributions to dB and
+// dC of its states and to the rows of its channel. Bound by latency.
+#pragma once
+
+#include "../kit/update_gradient.cuh"
+#include "scan.cuh"
+
+namespace selective_scan::cuda::dstate1 {
+
+/// Carries the states through the lanes as carry_through_lanes() does, all at a time.
+template <bool kBackwards>
+__device__ __forceinline__ void carry_states(StepMap (&own)[kWarpStates],
+                                             float (&states)[kWarpStates],
+                                             float (&entered)[kWarpStates]) {
+  compose_lanes<LongWindow, kBackwards>(own);
+#pragma unroll
+  for (int n = 0; n < kWarpStates; ++n) {
+    const float left = own[n](states[n]);
+    const float before = from_before<LongWindow, kBackwards>(left, 1);
+    entered[n] = lane_position<LongWindow, kBackwards>() == 0 ? states[n] : before;
+    states[n] = __shfl_sync(kFullMask, left, kBackwards ? 0 : kWarpSize - 1);
+  }
+}
+
+template <int kBytes>
+class StatesTile {
+  using Access = RowAccess<Scattered<kBytes>, LongWindow>;
+  using Raw = typename Access::Raw;
+  using Row = BackwardRows::Number;
+  static constexpr int kSteps = LongWindow::kSteps;
+
+ public:
+  __device__ StatesTile(const BackwardArgs& args, const ChannelTile& tile, StatesShared* shared)
+      : args_(args),
+        params_(args.params),
+        tile_(tile),
+        shared_(shared),
+        warps_(channel_warps(static_cast<int>(args.params.dstate))),
+        lane_(threadIdx.x % kWarpSize),
+        warp_(threadIdx.x / kWarpSize),
+        rank_(warp_ % warps_),
+        first_state_(rank_ * kWarpStates),
+        channel_(tile.first_channel + warp_ / warps_),
+        exists_(warp_ / warps_ < tile.channels),
+        seqlen_(static_cast<int>(args.params.seqlen)),
+        offset_(Access::lane_offset(args.strides, lane_)),
+        B_(args.params.B, tile, last_window() * kSteps, -kSteps),
+        C_(args.params.C, tile, last_window() * kSteps, -kSteps) {}
+
+  __device__ void run() {
+    const auto of_channel = [&](const ArrayView& view) {
+      return RawElement(view, channel_ * view.channel, exists_).value(view.dtype);
+    };
+    D_ = of_channel(params_.D);
+    delta_bias_ = of_channel(params_.delta_bias);
+    const ArrayView& A = params_.A;
+    const ArrayView& last = params_.dlast_state;
+    float gradient[kWarpStates];
+#pragma unroll
+    for (int n = 0; n < kWarpStates; ++n) {
+      poles_[n] = make_pole<DeviceMath>(element(A, 0, n).value(A.dtype));
+      gradient[n] = element(last, tile_.batch, n).value(last.dtype);
+    }
+#pragma unroll 1
+    for (int number = last_window(); number >= 0; --number) {
+      scan(number, gradient);
+      B_.advance();
+      C_.advance();
+    }
+    end(gradient);
+  }
+
+ private:
+  __device__ int last_window() const { return ceil_div(seqlen_, kSteps) - 1; }
+  __device__ bool has(int n) const { return exists_ && first_state_ + n < params_.dstate; }
+  /// Returns the element of an array of states for one of the warp's states.
+  __device__ RawElement element(const ArrayView& view, int64_t batch, int n) const {
+    return {view, batch * view.batch + channel_ * view.channel + (first_state_ + n) * view.state,
+            has(n)};
+  }
+  __device__ char* address(const Sequence& sequence, int number) const {
+    return tile_.origin(sequence) + channel_ * args_.strides.channel +
+           (offset_ + number * kSteps * args_.strides.step);
+  }
+
+  __device__ void scan(int number, float (&gradient)[kWarpStates]) {
+    const Window<LongWindow> window{exists_, seqlen_ - number * kSteps, lane_};
+    const auto fetch = [&](Row row) {
+      const Sequence& sequence = args_.inputs[row];
+      return sequence.present() ? Access::fetch(args_.strides, address(sequence, number), window)
+                                : Raw{};
+    };
+    const auto convert = [&](const Raw& raw, Items& items) {
+      Access::convert(args_.strides, raw, window, shared_[warp_].tile, items);
+    };
+    const auto store = [&](Row row, const Items& items) {
+      Access::store(args_.strides, address(args_.gradients[row], number), window,
+                    shared_[warp_].tile, items);
+    };
+    // All loads are started before anything waits.
+    const Raw raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta), raw_dout = fetch(Row::kDout),
+              raw_z = fetch(Row::kZ);
+    typename AnyProjection<LongWindow>::Bits raw_B[kWarpStates], raw_C[kWarpStates];
+    float state[kWarpStates];
+#pragma unroll
+    for (int n = 0; n < kWarpStates; ++n) {
+      const int left = has(n) ? window.steps : 0;
+      raw_B[n] = B_.fetch_state(left, first_state_ + n);
+      raw_C[n] = C_.fetch_state(left, first_state_ + n);
+      state[n] = has(n) ? fetch_start(number, n) : 0.0f;
+    }
+
+    Items u, delta, slope, dy;
+    convert(raw_u, u);
+    convert(raw_delta, delta);
+    convert(raw_dout, dy);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) delta[i] += delta_bias_;
+    make_steps<kBytes>(delta, params_.delta_softplus, slope);
+    if (window.steps < kSteps) {
+      // A missing step leaves the state unchanged.
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
+      }
+    }
+    const bool has_gate = args_.inputs[Row::kZ].present();
+    if (has_gate) {
+      Items z;
+      convert(raw_z, z);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) dy[i] *= z[i] * device_sigmoid(z[i]);
+    }
+
+    Items B[kWarpStates], C[kWarpStates], h[kWarpStates];
+    Coefficients<float> value[kWarpStates][kItems];
+    StepMap map[kWarpStates], back[kWarpStates];
+#pragma unroll
+    for (int n = 0; n < kWarpStates; ++n) {
+      B_.convert(raw_B[n], B[n]);
+      C_.convert(raw_C[n], C[n]);
+      map[n] = back[n] = StepMap::identity();
+    }
+    const auto input = [&](int n, int i) {
+      return held_input<kCommonMethod>(delta[i], u[i], value[n][i]) * B[n][i];
+    };
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int n = 0; n < kWarpStates; ++n) {
+        value[n][i] = coefficients<kCommonMethod>(delta[i], poles_[n]);
+        map[n].offset = value[n][i].abar * map[n].offset + input(n, i);
+        map[n].product *= value[n][i].abar;
+      }
+    }
+    float start[kWarpStates], later[kWarpStates];
+    carry_states<false>(map, state, start);
+    Items y = {}, du = {}, ddelta = {};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int n = 0; n < kWarpStates; ++n) {
+        h[n][i] = value[n][i].abar * (i == 0 ? start[n] : h[n][i - 1]) + input(n, i);
+        y[i] += C[n][i] * h[n][i];
+      }
+    }
+#pragma unroll
+    for (int i = kItems - 1; i >= 0; --i) {
+#pragma unroll
+      for (int n = 0; n < kWarpStates; ++n) {
+        back[n].offset = value[n][i].abar * (back[n].offset + dy[i] * C[n][i]);
+        back[n].product *= value[n][i].abar;
+      }
+    }
+    carry_states<true>(back, gradient, later);
+    StatesShared& own = shared_[warp_];
+#pragma unroll
+    for (int i = kItems - 1; i >= 0; --i) {
+      Pack<float, 2 * kWarpStates> sums;
+#pragma unroll
+      for (int n = 0; n < kWarpStates; ++n) {
+        const float dh = later[n] + dy[i] * C[n][i];
+        const auto update = backpropagate_update<kCommonMethod>(
+            delta[i], u[i], poles_[n], value[n][i], B[n][i], i == 0 ? start[n] : h[n][i - 1], dh);
+        later[n] = update.carry;
+        dA_[n] += update.dA;
+        sums.v[n] = update.dB;
+        sums.v[kWarpStates + n] = dy[i] * h[n][i];
+        du[i] += update.du;
+        ddelta[i] += update.ddelta;
+      }
+      store_pack(own.projections[place(window.first_step() + i)], sums);
+    }
+    if (rank_ > 0) {
+      put(own.rows[0], du);
+      put(own.rows[1], ddelta);
+      if (has_gate) put(own.rows[2], y);
+    }
+    __syncthreads();
+    add_projections(number * kSteps, min(window.steps, kSteps));
+    if (rank_ == 0) {
+      for (int other = 1; other < warps_; ++other) {
+        const StatesShared& theirs = shared_[warp_ + other];
+        add(theirs.rows[0], du);
+        add(theirs.rows[1], ddelta);
+        if (has_gate) add(theirs.rows[2], y);
+      }
+      if (has_gate) {
+        Items z, dz;
+        convert(raw_z, z);
+        convert(raw_dout, dz);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          dz[i] *= (y[i] + D_ * u[i]) * silu_derivative(z[i], device_sigmoid(z[i]));
+        }
+        store(Row::kZ, dz);
+      }
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        du[i] += D_ * dy[i];
+        ddelta[i] *= slope[i];
+        dD_ += dy[i] * u[i];
+        ddelta_bias_ += ddelta[i];
+      }
+      store(Row::kU, du);
+      store(Row::kDelta, ddelta);
+    }
+    __syncthreads();  // before the next window's contributions take these places
+  }
+
+  __device__ float fetch_start(int number, int n) const {
+    if (number == 0) {
+      const ArrayView& view = params_.initial_state;
+      return element(view, tile_.batch, n).value(view.dtype);
+    }
+    const int64_t saved =
+        tile_.batch * num_saved_states(seqlen_) + number * LongWindow::kChunks - 1;
+    return static_cast<const float*>(
+        params_.states)[(saved * params_.dim + channel_) * params_.dstate + first_state_ + n];
+  }
+
+  /// Returns the place of a step's contributions, such that the lanes' steps fill all banks.
+  static __device__ int place(int step) {
+    const int lane = step / kItems;
+    return lane * kItems + (step + lane) % kItems;
+  }
+  using SharedItems = float[kItems][kWarpSize];
+  __device__ void put(SharedItems& shared, const Items& items) const {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) shared[i][lane_] = items[i];
+  }
+  __device__ void add(const SharedItems& shared, Items& items) const {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) items[i] += shared[i][lane_];
+  }
+
+  /// Adds dB and dC of a window over the tile's channels.
+  __device__ void add_projections(int first_step, int steps) const {
+    const int64_t row = (tile_.tile * params_.batch + tile_.batch) * params_.groups + tile_.group;
+    for (int i = threadIdx.x; i < args_.padded_states / kWarpStates * kSteps; i += blockDim.x) {
+      const int rank = i / kSteps, step = i % kSteps;
+      if (step >= steps) continue;
+      const int warps = rank < warps_ ? tile_.channels * warps_ : 0;  // padding has none
+      Pack<float, 2 * kWarpStates> sum{};
+      for (int warp = rank; warp < warps; warp += warps_) {
+        const auto other =
+            load_pack<float, 2 * kWarpStates>(shared_[warp].projections[place(step)]);
+#pragma unroll
+        for (int k = 0; k < 2 * kWarpStates; ++k) sum.v[k] += other.v[k];
+      }
+      float* const target = static_cast<float*>(args_.workspace.dBC_partials) +
+                            (row * seqlen_ + first_step + step) * 2 * args_.padded_states +
+                            rank * kWarpStates;
+#pragma unroll
+      for (int kind = 0; kind < 2; ++kind) {
+        Pack<float, kWarpStates> of_kind;
+#pragma unroll
+        for (int n = 0; n < kWarpStates; ++n) of_kind.v[n] = sum.v[kind * kWarpStates + n];
+        store_pack(target + kind * args_.padded_states, of_kind);
+      }
+    }
+  }
+
+  __device__ void end(const float (&gradient)[kWarpStates]) const {
+    const int64_t row = tile_.batch * params_.dim + channel_;
+    const auto store_sum = [&](void* sums, bool exists, int64_t at, float value) {
+      const float sum = sum_over_lanes<LongWindow>(value);
+      if (exists && sums != nullptr && lane_ == 0) static_cast<float*>(sums)[at] = sum;
+    };
+#pragma unroll
+    for (int n = 0; n < kWarpStates; ++n) {
+      store_sum(args_.workspace.dA, has(n), row * args_.padded_states + first_state_ + n, dA_[n]);
+      const ArrayView& view = params_.dinitial_state;
+      if (view.present() && has(n) && lane_ == 0) {
+        store_component(
+            view,
+            tile_.batch * view.batch + channel_ * view.channel + (first_state_ + n) * view.state,
+            gradient[n]);
+      }
+    }
+    const bool is_first = exists_ && rank_ == 0;
+    store_sum(args_.workspace.dD, is_first, row, dD_);
+    store_sum(args_.workspace.ddelta_bias, is_first, row, ddelta_bias_);
+  }
+
+  const BackwardArgs& args_;
+  const BackwardParams& params_;
+  const ChannelTile& tile_;
+  StatesShared* shared_;  // of all warps
+  int warps_;             // of a channel
+  int lane_;
+  int warp_;
+  int rank_;  // among the channel's warps
+  int first_state_;
+  int64_t channel_;
+  bool exists_;
+  int seqlen_;
+  int offset_;
+  AnyProjection<LongWindow> B_;
+  AnyProjection<LongWindow> C_;
+  Pole<float> poles_[kWarpStates];
+  float D_, delta_bias_;
+  float dA_[kWarpStates] = {}, dD_ = 0, ddelta_bias_ = 0;
+};
+
+template <int kBytes>
+__global__ void __launch_bounds__(kMostStatesWarps* kWarpSize)
+    states_kernel(const __grid_constant__ BackwardArgs args) {
+  extern __shared__ __align__(16) char memory[];
+  const ChannelTile tile(args.params, blockIdx.x, args.tiles,
+                         args.warps / channel_warps(static_cast<int>(args.params.dstate)));
+  StatesTile<kBytes>(args, tile, reinterpret_cast<StatesShared*>(memory)).run();
+}
+
+template <int kBytes>
+cudaError_t States<kBytes>::backward(const BackwardArgs& args, const LaunchShape& shape,
+                                     cudaStream_t stream) {
+  return launch_kernel(states_kernel<kBytes>, shape, stream, args);
+}
+
+}  // namespace selective_scan::cuda::dstate1
