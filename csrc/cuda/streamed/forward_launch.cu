@@ -1,6 +1,5 @@
 // Launches of the streamed forward kernels.
 #include "../kit/kernel_table.h"
-#include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "forward_kernels.h"
 #include "plan.h"
