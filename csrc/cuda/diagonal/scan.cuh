@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "../kit/launch_tools.h"
 #include "../launch.h"
@@ -130,18 +131,14 @@ cudaError_t launch_chains(const Params& params, const Segmentation& split, void*
                        split, maps);
 }
 
-inline bool is_contiguous_in_time(const DiagonalArray& array) {
-  const int64_t components = array.imag == 0 ? 1 : 2;
-  return array.step == components || array.step == -components;
-}
-
 /// Divides a call, depending on the sizes, the layout of `x` (b or dh) and the device.
 inline Segmentation make_segmentation(const DiagonalScanParams& params, const DiagonalArray& x) {
   Device device;
   current_device(device);  // the launch reports errors
 
   Segmentation split;
-  split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
+  const int64_t components = x.imag == 0 ? 1 : 2;
+  split.is_columns = params.seqlen > 1 && std::abs(x.step) != components;
   if (params.packed.present()) {
     split.segments = params.packed.count;
     return split;
