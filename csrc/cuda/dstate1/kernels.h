@@ -61,10 +61,8 @@ struct BackwardArgs {
 /// instantiations.py.
 template <class Storage, class Shape>
 struct Kernels {
-  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
-                             cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
-                              cudaStream_t stream);
+  static cudaError_t forward(const ForwardArgs&, const LaunchShape&, cudaStream_t);
+  static cudaError_t backward(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
 struct ForwardPlan;  // plan.h
