@@ -13,11 +13,6 @@ constexpr bool kIsKnown = true;
 template <>
 inline constexpr bool kIsKnown<AnyStorage> = false;
 
-template <class Storage>
-constexpr bool kIsReversed = false;
-template <class Element>
-constexpr bool kIsReversed<Stored<Element, true>> = true;
-
 /// How rows are divided among threads and, if they are few, into segments of time.
 struct Segmentation {
   bool is_columns;   // time is not the contiguous dimension

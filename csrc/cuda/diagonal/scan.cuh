@@ -12,7 +12,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <initializer_list>
+#include <array>
+#include <cstdlib>
 
 #include "../kit/launch_tools.h"
 #include "../launch.h"
@@ -28,34 +29,6 @@ constexpr int64_t kSegmentUnit = 1024;
 /// Rows are split until every multiprocessor has this many warps.
 constexpr int64_t kWantedWarps = 16;
 
-/// Calls visit(chain, index of (row, segment), is_leader) for a thread that works on a chain. The
-/// leader writes the results that belong to the chain as a whole.
-template <class Step, class Params, class Storage, class Visit>
-__device__ void with_row_chain(const Params& params, const Segmentation& split,
-                               const Visit& visit) {
-  const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
-  const int64_t index = thread / kWarpSize;
-  if (index >= params.rows * split.segments) return;
-  const int64_t row = quotient(index, split.segments);
-  const int lane = static_cast<int>(thread % kWarpSize);
-  visit(RowChain<Step, Params, Storage>(params, split, row, index - row * split.segments, lane),
-        index, lane == 0);
-}
-
-template <class Step, class Params, class Storage, class Visit>
-__device__ void with_column_chain(const Params& params, const Segmentation& split,
-                                  const Visit& visit) {
-  using Chain = ColumnChain<Step, Params, Storage>;
-  __shared__ typename Chain::MapExchange::Storage maps;
-  const int64_t rows = quotient(blockIdx.x, split.segments);
-  const int64_t segment = blockIdx.x - rows * split.segments;
-  const int64_t row = rows * kWarpSize + threadIdx.x % kWarpSize;
-  const bool active = row < params.rows;
-  const int64_t read_row = active ? row : params.rows - 1;
-  visit(Chain(params, split, read_row, segment, active, maps), read_row * split.segments + segment,
-        active && threadIdx.x < kWarpSize);
-}
-
 /// The kernels of one kind of chain: rows or columns.
 template <class Step, class Params, class Storage, bool kIsColumns>
 struct Chains {
@@ -66,13 +39,29 @@ struct Chains {
                                     : kIsColumns                                           ? 3
                                                                                            : 5;
 
+  /// Calls visit(chain, index of (row, segment), is_leader) for a thread that works on a chain. The
+  /// leader writes the results that belong to the chain as a whole.
   template <class Visit>
   static __device__ void visit(const Params& params, const Segmentation& split,
                                const Visit& visit) {
     if constexpr (kIsColumns) {
-      with_column_chain<Step, Params, Storage>(params, split, visit);
+      using Chain = ColumnChain<Step, Params, Storage>;
+      __shared__ typename Chain::MapExchange::Storage maps;
+      const int64_t rows = quotient(blockIdx.x, split.segments);
+      const int64_t segment = blockIdx.x - rows * split.segments;
+      const int64_t row = rows * kWarpSize + threadIdx.x % kWarpSize;
+      const bool active = row < params.rows;
+      const int64_t read_row = active ? row : params.rows - 1;
+      visit(Chain(params, split, read_row, segment, active, maps),
+            read_row * split.segments + segment, active && threadIdx.x < kWarpSize);
     } else {
-      with_row_chain<Step, Params, Storage>(params, split, visit);
+      const int64_t thread = int64_t{blockIdx.x} * kRowThreads + threadIdx.x;
+      const int64_t index = thread / kWarpSize;
+      if (index >= params.rows * split.segments) return;
+      const int64_t row = quotient(index, split.segments);
+      const int64_t segment = index - row * split.segments;
+      const int lane = static_cast<int>(thread % kWarpSize);
+      visit(RowChain<Step, Params, Storage>(params, split, row, segment, lane), index, lane == 0);
     }
   }
 };
@@ -121,107 +110,25 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// The kernels of one kind of chain, as the launcher uses them.
-template <class T, class Params>
-struct ChainKernels {
-  void (*map)(Params, Segmentation, AffineMap<T>*);
-  void (*scan)(Params, Segmentation, const AffineMap<T>*);
-  int threads;  // threads of a block
-};
-
-template <class Step, class Params, class Storage, bool kIsColumns>
-constexpr auto kChainKernels = [] {
-  ChainKernels<typename Step::Value, Params> kernels{};
-  kernels.map = &map_kernel<Step, Params, Storage, kIsColumns>;
-  kernels.scan = &scan_kernel<Step, Params, Storage, kIsColumns>;
-  kernels.threads = Chains<Step, Params, Storage, kIsColumns>::kThreads;
-  return kernels;
-}();
-
-template <class Step, class Params, class Storage>
-const ChainKernels<typename Step::Value, Params>& kernels_for(const Segmentation& split) {
-  if constexpr (!kIsReversed<Storage>) {
-    if (split.is_columns) return kChainKernels<Step, Params, Storage, true>;
-  }
-  return kChainKernels<Step, Params, Storage, false>;
-}
-
-template <class Step, class Params>
-cudaError_t launch_chains(const ChainKernels<typename Step::Value, Params>& kernels,
-                          const Params& params, const Segmentation& split, void* workspace,
+template <class Step, class Storage, bool kIsColumns, class Params>
+cudaError_t launch_chains(const Params& params, const Segmentation& split, void* workspace,
                           cudaStream_t stream) {
-  const int64_t blocks = split.is_columns
-                             ? ceil_div(params.rows, kWarpSize) * split.segments
-                             : ceil_div(params.rows * split.segments * kWarpSize, kernels.threads);
-  const LaunchShape shape{blocks, kernels.threads};
+  constexpr int kThreads = Chains<Step, Params, Storage, kIsColumns>::kThreads;
+  const int64_t blocks = kIsColumns ? ceil_div(params.rows, kWarpSize) * split.segments
+                                    : ceil_div(params.rows * split.segments * kWarpSize, kThreads);
+  const LaunchShape shape{blocks, kThreads};
   if (shape.blocks == 0) return cudaSuccess;  // there are no sequences
   auto* maps = static_cast<AffineMap<typename Step::Value>*>(workspace);
   if (maps != nullptr) {
-    cudaError_t error = launch_kernel(kernels.map, shape, stream, params, split, maps);
+    cudaError_t error = launch_kernel(&map_kernel<Step, Params, Storage, kIsColumns>, shape, stream,
+                                      params, split, maps);
     if (error != cudaSuccess) return error;
     const LaunchShape start_shape{ceil_div(params.rows * kWarpSize, kRowThreads), kRowThreads};
     error = launch_kernel(&start_kernel<Step, Params>, start_shape, stream, params, split, maps);
     if (error != cudaSuccess) return error;
   }
-  return launch_kernel(kernels.scan, shape, stream, params, split, maps);
-}
-
-inline bool all_stored_as(DType dtype, int64_t imag,
-                          std::initializer_list<const DiagonalArray*> arrays) {
-  return std::all_of(arrays.begin(), arrays.end(), [&](const DiagonalArray* array) {
-    return array->dtype == dtype && array->imag == imag;
-  });
-}
-inline bool all_stored_as(DType dtype, int64_t imag, const DiagonalForwardParams& params) {
-  return all_stored_as(dtype, imag, {&params.a, &params.b, &params.h});
-}
-inline bool all_stored_as(DType dtype, int64_t imag, const DiagonalBackwardParams& params) {
-  return all_stored_as(dtype, imag,
-                       {&params.a, &params.dh, &params.h_previous, &params.db, &params.da});
-}
-
-inline bool is_reversed(const DiagonalForwardParams& params) {
-  return params.b.step < 0;
-}
-inline bool is_reversed(const DiagonalBackwardParams& params) {
-  return params.dh.step < 0;
-}
-
-template <template <class> class Step, class Params>
-cudaError_t launch(const Params& params, const Segmentation& split, void* workspace,
-                   cudaStream_t stream) {
-  const auto with_storage = [&]<class T, class Storage>(T*, Storage*) {
-    return launch_chains<Step<T>>(kernels_for<Step<T>, Params, Storage>(split), params, split,
-                                  workspace, stream);
-  };
-  const auto with = [&]<class T, class Element>(T* compute, Element*) {
-    // The kernels of columns follow strides in either direction.
-    if (is_reversed(params) && !split.is_columns) {
-      return with_storage(compute, static_cast<Stored<Element, true>*>(nullptr));
-    }
-    return with_storage(compute, static_cast<Stored<Element, false>*>(nullptr));
-  };
-  AnyStorage* const any = nullptr;
-  if (params.is_double) {
-    return params.is_complex ? with_storage(static_cast<Complex<double>*>(nullptr), any)
-                             : with_storage(static_cast<double*>(nullptr), any);
-  }
-  if (params.is_complex) {
-    Complex<float>* const complex = nullptr;
-    return all_stored_as(DType::kFloat32, 1, params) ? with(complex, complex)
-                                                     : with_storage(complex, any);
-  }
-  float* const real = nullptr;
-  if (all_stored_as(DType::kFloat32, 0, params)) return with(real, real);
-  if (all_stored_as(DType::kBFloat16, 0, params))
-    return with(real, static_cast<BFloat16*>(nullptr));
-  if (all_stored_as(DType::kFloat16, 0, params)) return with(real, static_cast<Half*>(nullptr));
-  return with_storage(real, any);
-}
-
-inline bool is_contiguous_in_time(const DiagonalArray& array) {
-  const int64_t components = array.imag == 0 ? 1 : 2;
-  return array.step == components || array.step == -components;
+  return launch_kernel(&scan_kernel<Step, Params, Storage, kIsColumns>, shape, stream, params,
+                       split, maps);
 }
 
 /// Divides a call, depending on the sizes, the layout of `x` (b or dh) and the device.
@@ -230,7 +137,8 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Di
   current_device(device);  // the launch reports errors
 
   Segmentation split;
-  split.is_columns = params.seqlen > 1 && !is_contiguous_in_time(x);
+  const int64_t components = x.imag == 0 ? 1 : 2;
+  split.is_columns = params.seqlen > 1 && std::abs(x.step) != components;
   if (params.packed.present()) {
     split.segments = params.packed.count;
     return split;
@@ -248,6 +156,14 @@ inline Segmentation make_segmentation(const DiagonalScanParams& params, const Di
   return split;
 }
 
+/// The arrays with steps.
+inline std::array<const DiagonalArray*, 3> arrays_of(const DiagonalForwardParams& params) {
+  return {&params.a, &params.b, &params.h};
+}
+inline std::array<const DiagonalArray*, 5> arrays_of(const DiagonalBackwardParams& params) {
+  return {&params.a, &params.dh, &params.h_previous, &params.db, &params.da};
+}
+
 /// Enqueues a pass; `x` as for make_segmentation().
 template <template <class> class Step, class Params>
 cudaError_t run(const Params& params, const DiagonalArray& x, const ScratchMemory& memory,
@@ -256,7 +172,38 @@ cudaError_t run(const Params& params, const DiagonalArray& x, const ScratchMemor
   const bool has_maps = !params.packed.present() && split.segments > 1;
   const int64_t value = (params.is_double ? 8 : 4) * (params.is_complex ? 2 : 1);
   void* const maps = has_maps ? memory(params.rows * split.segments * 2 * value) : nullptr;
-  return launch<Step>(params, split, maps, stream);
+
+  const auto launch = [&]<class T, class Storage>(T*, Storage*) {
+    return split.is_columns ? launch_chains<Step<T>, Storage, true>(params, split, maps, stream)
+                            : launch_chains<Step<T>, Storage, false>(params, split, maps, stream);
+  };
+  const auto launch_stored = [&]<class T, class Element>(T* type, Element*) {
+    // The kernels of columns follow strides in either direction.
+    if (x.step < 0 && !split.is_columns) {
+      return launch_chains<Step<T>, Stored<Element, true>, false>(params, split, maps, stream);
+    }
+    return launch(type, static_cast<Stored<Element, false>*>(nullptr));
+  };
+  const auto all_stored_as = [&](DType dtype, int64_t imag) {
+    const auto arrays = arrays_of(params);
+    return std::all_of(arrays.begin(), arrays.end(), [&](const DiagonalArray* array) {
+      return array->dtype == dtype && array->imag == imag;
+    });
+  };
+  return with_state_type(params, [&]<class T>(T* type) {
+    if constexpr (std::is_same_v<real_t<T>, float>) {
+      if (all_stored_as(DType::kFloat32, is_complex_v<T>)) return launch_stored(type, type);
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      if (all_stored_as(DType::kBFloat16, 0)) {
+        return launch_stored(type, static_cast<BFloat16*>(nullptr));
+      }
+      if (all_stored_as(DType::kFloat16, 0)) {
+        return launch_stored(type, static_cast<Half*>(nullptr));
+      }
+    }
+    return launch(type, static_cast<AnyStorage*>(nullptr));
+  });
 }
 
 }  // namespace selective_scan::cuda::diagonal

@@ -90,7 +90,7 @@ class BackwardTile {
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         seqlen_(static_cast<int>(args.params.seqlen)),
-        lane_offset_(Access::lane_offset(lane_strides(), lane_)),
+        lane_offset_(Access::lane_offset(staged_.lane_strides(), lane_)),
         saved_(static_cast<const float*>(args.params.states) +
                tile.batch * num_saved_states(seqlen_) * args.params.dim + channel()),
         B_(args.params.B, tile, last_number() * kSteps, -Shape::kRoundSteps),
@@ -175,14 +175,6 @@ class BackwardTile {
     return first_channel() * static_cast<int>(args_.strides.channel);
   }
   __device__ int step_offset(int number) const { return number * kSteps * args_.strides.step; }
-  /// Returns the strides by which lanes find their parts of rows.
-  __device__ decltype(auto) lane_strides() const {
-    if constexpr (kHasStages) {
-      return staged_.strides();
-    } else {
-      return (args_.strides);
-    }
-  }
   /// Returns the address of the lane's part of a row of one of the arrays.
   __device__ char* address(char* const (&arrays)[BackwardRows::kAll], Row row, int number) const {
     if constexpr (kHasStages) {
@@ -265,15 +257,15 @@ class BackwardTile {
     const auto pole = make_pole<DeviceMath>(own.A);
     const auto fetch = [&](Row row) {
       const char* const source = address(memory_.origins.inputs, row, number) + opaque(0);
-      return Access::fetch(lane_strides(), source, window);
+      return Access::fetch(staged_.lane_strides(), source, window);
     };
     const auto convert = [&](const typename Access::Raw& raw, Items& items) {
-      Access::convert(lane_strides(), raw, window, memory_.own.tile, items);
+      Access::convert(staged_.lane_strides(), raw, window, memory_.own.tile, items);
     };
     const auto load = [&](Row row, Items& items) { convert(fetch(row), items); };
     const auto store = [&](Row row, const Items& items) {
       char* const target = address(memory_.origins.gradients, row, number);
-      Access::store(lane_strides(), target, window, memory_.own.tile, items);
+      Access::store(staged_.lane_strides(), target, window, memory_.own.tile, items);
     };
 
     Items u, delta, slope;

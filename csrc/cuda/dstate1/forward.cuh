@@ -35,13 +35,6 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   const SequenceStrides& strides = args.strides;
   const DenseWindow dense(strides, seqlen);
   const Staged staged(strides);
-  const auto lane_strides = [&]() -> decltype(auto) {
-    if constexpr (kHasStages) {
-      return staged.strides();
-    } else {
-      return (strides);
-    }
-  };
   /// Returns the address of the first channel's first step of an array in global memory.
   const auto origin = [&](const Sequence& sequence) {
     return tile.origin(sequence) + tile.first_channel * strides.channel;
@@ -79,7 +72,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
   Projection<Storage, Shape> C(params.C, tile, own_step, Shape::kRoundSteps);
   auto next_B = B.fetch(seqlen - own_step);
   auto next_C = C.fetch(seqlen - own_step);
-  const int lane_offset = Access::lane_offset(lane_strides(), lane);
+  const int lane_offset = Access::lane_offset(staged.lane_strides(), lane);
 
   constexpr int kChannelLanes = Shape::kChannelLanes;
   const bool exists = lane / kChannelLanes < tile.channels;
@@ -128,10 +121,10 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
       }
     };
     const auto fetch = [&](Row row) {
-      return Access::fetch(lane_strides(), address(args.inputs[row], row), window);
+      return Access::fetch(staged.lane_strides(), address(args.inputs[row], row), window);
     };
     const auto convert = [&](const typename Access::Raw& raw, Items& items) {
-      Access::convert(lane_strides(), raw, window, shared.tile, items);
+      Access::convert(staged.lane_strides(), raw, window, shared.tile, items);
     };
 
     Items u_items, delta_items;
@@ -191,7 +184,7 @@ __device__ __forceinline__ void forward_tile(const ForwardArgs& args, const Chan
 #pragma unroll
       for (int i = 0; i < kItems; ++i) y[i] *= z_items[i] * device_sigmoid(z_items[i]);
     }
-    Access::store(lane_strides(), address(args.out, Row::kU), window, shared.tile, y);
+    Access::store(staged.lane_strides(), address(args.out, Row::kU), window, shared.tile, y);
     if constexpr (kHasStages) {
       __syncwarp();
       Staged::store(staged.pieces(window), rows + (scanned_at + Row::kU * Staged::kBytes),

@@ -62,10 +62,8 @@ struct BackwardArgs {
 /// instantiations.py.
 template <class Storage, class Shape>
 struct Kernels {
-  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
-                             cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
-                              cudaStream_t stream);
+  static cudaError_t forward(const ForwardArgs&, const LaunchShape&, cudaStream_t);
+  static cudaError_t backward(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
 /// The launch of the backward scan of several states, with elements of kBytes bytes.

@@ -31,26 +31,22 @@ constexpr Launches kLaunches = {&Kernels<Storage, Shape>::forward,
 /// Returns the launches for a shape of windows; its storages are those of instantiations.py.
 template <class Shape>
 const Launches& launches_of(DType dtype, Rows rows) {
-  const bool is_bfloat = dtype == DType::kBFloat16;
   if constexpr (Shape::kWarps == 1) {
     if (rows == Rows::kScattered) {
       return element_size(dtype) == 4 ? kLaunches<Scattered<4>, Shape>
                                       : kLaunches<Scattered<2>, Shape>;
     }
   }
-  if constexpr (Shape::kChannels > 1) {
-    if (rows == Rows::kDense) {
-      return is_bfloat ? kLaunches<DenseRows<BFloat16>, Shape> : kLaunches<DenseRows<Half>, Shape>;
+  return *with_element_type(dtype, [&]<class Element>(Element*) {
+    constexpr bool kHasHalves = sizeof(Element) == 2;
+    if constexpr (kHasHalves && Shape::kChannels > 1) {
+      if (rows == Rows::kDense) return &kLaunches<DenseRows<Element>, Shape>;
     }
-  }
-  if constexpr (std::is_same_v<Shape, LongWindow>) {
-    if (rows == Rows::kHalfVectors) {
-      return is_bfloat ? kLaunches<HalfVectors<BFloat16>, Shape>
-                       : kLaunches<HalfVectors<Half>, Shape>;
+    if constexpr (kHasHalves && std::is_same_v<Shape, LongWindow>) {
+      if (rows == Rows::kHalfVectors) return &kLaunches<HalfVectors<Element>, Shape>;
     }
-  }
-  if (dtype == DType::kFloat32) return kLaunches<Vectors<float>, Shape>;
-  return is_bfloat ? kLaunches<Vectors<BFloat16>, Shape> : kLaunches<Vectors<Half>, Shape>;
+    return &kLaunches<Vectors<Element>, Shape>;
+  });
 }
 
 template <class Plan>

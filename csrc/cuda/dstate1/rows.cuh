@@ -246,9 +246,14 @@ class StagedWindow {
     }
   }
 
-  /// Returns the strides of rows in shared memory, whose first step is at origin().
-  __device__ SequenceStrides strides() const {
-    return {strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
+  /// Returns the strides by which lanes find their parts of rows: if rows are staged, those in
+  /// shared memory, where the first step is at origin().
+  __device__ decltype(auto) lane_strides() const {
+    if constexpr (kIsStaged<Storage>) {
+      return SequenceStrides{strides_.dtype, kRow, is_backward_ ? -kSize : kSize, false};
+    } else {
+      return (strides_);
+    }
   }
   __device__ int origin() const { return is_backward_ ? (Shape::kSteps - 1) * kSize : 0; }
 

@@ -26,10 +26,8 @@ struct Args : Launch {
 /// The launches for states of type T, by any method.
 template <class T>
 struct Scan {
-  static cudaError_t launch(const Args<ForwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream);
-  static cudaError_t launch(const Args<BackwardParams>& args, const LaunchShape& shape,
-                            cudaStream_t stream);
+  static cudaError_t launch(const Args<ForwardParams>&, const LaunchShape&, cudaStream_t);
+  static cudaError_t launch(const Args<BackwardParams>&, const LaunchShape&, cudaStream_t);
 };
 
 struct ForwardPlan;  // plan.h

@@ -20,9 +20,9 @@ cudaError_t scan(Args<Params> args, const LaunchShape& shape, const StateExchang
       args.is_summary = false;
       return error;
     };
-    return run_in_segments<T>(args.params, args.geometry.segments,
-                              static_cast<int>(args.params.dstate), segments, exchange, stream,
-                              summarize, launch);
+    return run_in_segments(args.params, args.geometry.segments,
+                           static_cast<int>(args.params.dstate), segments, exchange, stream,
+                           summarize, launch);
   });
 }
 

@@ -82,38 +82,26 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-template <bool kIsMap, class T>
-cudaError_t launch(const ScanParams& params, const ArrayView& initial, const ArrayView& factor,
-                   const ArrayView& offset, int64_t segments, int padded_states, bool backwards,
-                   const SegmentStates& states, cudaStream_t stream) {
-  const int64_t count = params.batch * params.dim * padded_states;
+template <bool kIsMap>
+cudaError_t launch(const Summaries& of, const ArrayView& initial, const ArrayView& factor,
+                   const ArrayView& offset, cudaStream_t stream) {
+  const int64_t count = of.params.batch * of.params.dim * of.padded_states;
   const LaunchShape shape{std::min(ceil_div(count, kCombineThreads), kMaxBlocks), kCombineThreads};
-  return launch_kernel(combine_segments_kernel<T, kIsMap>, shape, stream, params, initial, factor,
-                       offset, segments, padded_states, backwards, states);
+  return with_state_type(of.params, [&]<class T>(T*) {
+    return launch_kernel(combine_segments_kernel<T, kIsMap>, shape, stream, of.params, initial,
+                         factor, offset, of.segments, of.padded_states, of.backwards, of.states);
+  });
 }
 
 }  // namespace
 
-template <class T>
-cudaError_t Summaries<T>::store_map(const ScanParams& params, const ArrayView& factor,
-                                    const ArrayView& offset, int64_t segments, int padded_states,
-                                    bool backwards, const SegmentStates& states,
-                                    cudaStream_t stream) {
-  return launch<true, T>(params, {}, factor, offset, segments, padded_states, backwards, states,
-                         stream);
+cudaError_t Summaries::combine(const ArrayView& initial, cudaStream_t stream) const {
+  return launch<false>(*this, params.packed.present() ? ArrayView() : initial, {}, {}, stream);
 }
 
-template <class T>
-cudaError_t Summaries<T>::combine(const ScanParams& params, const ArrayView& initial,
-                                  int64_t segments, int padded_states, bool backwards,
-                                  const SegmentStates& states, cudaStream_t stream) {
-  return launch<false, T>(params, params.packed.present() ? ArrayView() : initial, {}, {}, segments,
-                          padded_states, backwards, states, stream);
+cudaError_t Summaries::store_map(const ArrayView& factor, const ArrayView& offset,
+                                 cudaStream_t stream) const {
+  return launch<true>(*this, {}, factor, offset, stream);
 }
-
-template struct Summaries<float>;
-template struct Summaries<double>;
-template struct Summaries<Complex<float>>;
-template struct Summaries<Complex<double>>;
 
 }  // namespace selective_scan::cuda

@@ -26,53 +26,52 @@ inline SegmentStates segment_states(const ForwardScratch& scratch, void* memory)
   return {scratch.factors.in(memory), scratch.offsets.in(memory)};
 }
 
-/// Operations on the summaries, for states of type T.
-template <class T>
+/// The summaries of a call's segments.
 struct Summaries {
+  const ScanParams& params;
+  int64_t segments;
+  int padded_states;
+  bool backwards;
+  SegmentStates states;
+
   /// Replaces the offsets by the states that enter each segment. `initial` enters the first one, or
   /// the last one if `backwards`; packed sequences take their own initial states.
-  static cudaError_t combine(const ScanParams& params, const ArrayView& initial, int64_t segments,
-                             int padded_states, bool backwards, const SegmentStates& states,
-                             cudaStream_t stream);
+  cudaError_t combine(const ArrayView& initial, cudaStream_t stream) const;
 
   /// Stores factor and offset, each if present, of the map of all steps, computed from the
   /// summaries of all segments. The summaries stay unchanged.
-  static cudaError_t store_map(const ScanParams& params, const ArrayView& factor,
-                               const ArrayView& offset, int64_t segments, int padded_states,
-                               bool backwards, const SegmentStates& states, cudaStream_t stream);
+  cudaError_t store_map(const ArrayView& factor, const ArrayView& offset,
+                        cudaStream_t stream) const;
 };
 
 /// Runs a pass in segments: `summarize`, which computes their maps, and `scan`, the full run. If
 /// only the map of all steps is wanted, stores that instead of the full run. If an exchange is
 /// given, the pass begins with the state that it returns.
-template <class T, class Params, class Summarize, class Scan>
+template <class Params, class Summarize, class Scan>
 cudaError_t run_in_segments(Params& params, int64_t segments, int padded_states,
                             const SegmentStates& states, const StateExchange* exchange,
                             cudaStream_t stream, const Summarize& summarize, const Scan& scan) {
   constexpr bool kIsBackward = std::is_same_v<Params, BackwardParams>;
-  const auto store_map = [&](const ArrayView& factor, const ArrayView& offset) {
-    return Summaries<T>::store_map(params, factor, offset, segments, padded_states, kIsBackward,
-                                   states, stream);
-  };
+  const Summaries summaries{params, segments, padded_states, kIsBackward, states};
   const auto finish = [&](const ArrayView& entering) {
     cudaError_t error = cudaSuccess;
     if (exchange != nullptr) {
-      error = store_map(exchange->factor, exchange->offset);
+      error = summaries.store_map(exchange->factor, exchange->offset, stream);
       if (error != cudaSuccess) return error;
       set_entering(params, exchange->enter());  // changes `entering`
     }
-    error = Summaries<T>::combine(params, entering, segments, padded_states, kIsBackward, states,
-                                  stream);
+    error = summaries.combine(entering, stream);
     return error == cudaSuccess ? scan() : error;
   };
   const cudaError_t error = summarize();
   if (error != cudaSuccess) return error;
   if constexpr (kIsBackward) {
-    return wants_summary_alone(params) ? store_map({}, params.dinitial_state)
+    return wants_summary_alone(params) ? summaries.store_map({}, params.dinitial_state, stream)
                                        : finish(params.dlast_state);
   } else {
-    return wants_summary_alone(params) ? store_map(params.map_factor, params.last_state)
-                                       : finish(params.initial_state);
+    return wants_summary_alone(params)
+               ? summaries.store_map(params.map_factor, params.last_state, stream)
+               : finish(params.initial_state);
   }
 }
 

@@ -47,6 +47,12 @@ __device__ T shuffle(T value, int lane) {
   return for_each_part(value, [&](auto x) { return __shfl_sync(kFullMask, x, lane); });
 }
 
+/// Returns the warp's index in the block. The shuffle lets the compiler know that all lanes branch
+/// alike on it.
+__device__ __forceinline__ int warp_index() {
+  return shuffle(static_cast<int>(threadIdx.x) / kWarpSize, 0);
+}
+
 /// Two lanes of a warp that differ in lane bit `bit` share the sums of their 2·kKept values: the
 /// lane without the bit keeps the first half.
 template <int kKept, int kCount>

@@ -14,12 +14,6 @@ namespace selective_scan::cuda::matrix {
 constexpr int kWarps = 3;
 constexpr int kThreads = kWarps * kWarpSize;
 
-/// Returns the warp's index in the block. The shuffle lets the compiler know that all lanes branch
-/// alike on it.
-__device__ inline int warp_index() {
-  return shuffle(static_cast<int>(threadIdx.x) / kWarpSize, 0);
-}
-
 /// Steps whose B or C are transformed to the basis together, so that one read of Q serves all of
 /// them.
 constexpr int kGroup = 4;

@@ -181,28 +181,28 @@ class System {
   __device__ MidpointStep<T, kOwn> step(R delta, const Vector& start, const Vector& input,
                                         const Factors<T>& factors) const {
     return midpoint_step(
-        delta, start, input, [&](const Vector& x) { return product(x); },
+        delta, start, input, [&](int row, int column) { return H_[row * pitch_ + column]; },
         [&](Vector& x) { solve(factors, x); });
   }
   /// Takes the same step with H^H and without an input.
   __device__ MidpointStep<T, kOwn> adjoint_step(R delta, const Vector& start,
                                                 const Factors<T>& factors) const {
     return midpoint_step(
-        delta, start, Vector{}, [&](const Vector& x) { return adjoint_product(x); },
+        delta, start, Vector{},
+        [&](int row, int column) { return conj(H_[column * pitch_ + row]); },
         [&](Vector& x) { solve_adjoint(factors, x); });
   }
 
  private:
   /// Solves (I − Δ/2·H)·middle = start + input/2. The residual of the solution, r = start − middle
   /// + rise/2, then gives the correction c of `middle`. That of the rise, Δ·H·c, is 2·(c − r).
-  template <class Product, class Solve>
-  static __device__ MidpointStep<T, kOwn> midpoint_step(R delta, const Vector& start,
-                                                        const Vector& input, const Product& product,
-                                                        const Solve& solve) {
+  template <class Entry, class Solve>
+  __device__ MidpointStep<T, kOwn> midpoint_step(R delta, const Vector& start, const Vector& input,
+                                                 const Entry& entry, const Solve& solve) const {
     MidpointStep<T, kOwn> step;
     step.middle = moved(start, R(0.5), input);
     solve(step.middle);
-    step.product = product(step.middle);
+    step.product = product(entry, step.middle);
     const Vector rise = moved(input, delta, step.product);
     const Vector residual = moved(difference(start, step.middle), R(0.5), rise);
     Vector correction = residual;
@@ -212,24 +212,14 @@ class System {
     return step;
   }
 
-  /// Returns H·x.
-  __device__ Vector product(const Vector& x) const {
+  /// Returns the product of x with the matrix of entry(row, column).
+  template <class Entry>
+  __device__ Vector product(const Entry& entry, const Vector& x) const {
     Vector result{};
     for_all<kOwn>(0, order_, [&](int part, int lane, int j) {
       const T value = shuffle(x.v[part], lane);
       for_own<kOwn>(order_, [&](int i, int n) {
-        result.v[i] = multiply_add(H_[n * pitch_ + j], value, result.v[i]);
-      });
-    });
-    return result;
-  }
-  /// Returns H^H·x.
-  __device__ Vector adjoint_product(const Vector& x) const {
-    Vector result{};
-    for_all<kOwn>(0, order_, [&](int part, int lane, int row) {
-      const T value = shuffle(x.v[part], lane);
-      for_own<kOwn>(order_, [&](int i, int n) {
-        result.v[i] = multiply_add(conj(H_[row * pitch_ + n]), value, result.v[i]);
+        result.v[i] = multiply_add(entry(n, j), value, result.v[i]);
       });
     });
     return result;

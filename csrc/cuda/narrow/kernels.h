@@ -43,10 +43,8 @@ struct BackwardArgs {
 /// The launch functions of one instantiation.
 template <class Element, int kStates, bool kDense>
 struct Kernels {
-  static cudaError_t forward(const ForwardArgs& args, const LaunchShape& shape,
-                             cudaStream_t stream);
-  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
-                              cudaStream_t stream);
+  static cudaError_t forward(const ForwardArgs&, const LaunchShape&, cudaStream_t);
+  static cudaError_t backward(const BackwardArgs&, const LaunchShape&, cudaStream_t);
 };
 
 /// Enqueues a pass. `memory` is the scratch memory that the plan asks for.

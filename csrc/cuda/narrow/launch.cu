@@ -14,29 +14,20 @@ template <class Element, int kStates, bool kDense>
 constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
                                 &Kernels<Element, kStates, kDense>::backward};
 
-/// instantiations.py has no dense kernels for fp32, whose elements are always aligned to 4 bytes.
-template <int kStates>
-Launches launches_of_dense(DType dtype) {
-  return dtype == DType::kBFloat16 ? kLaunches<BFloat16, kStates, true>
-                                   : kLaunches<Half, kStates, true>;
-}
-template <int kStates>
-Launches launches_of(DType dtype, bool is_dense) {
-  if (is_dense) return launches_of_dense<kStates>(dtype);
-  return with_element_type(
-      dtype, []<class Element>(Element*) { return kLaunches<Element, kStates, false>; });
-}
+/// Returns the launches of the plan's kernels. instantiations.py has no dense kernels for fp32,
+/// whose elements are always aligned to 4 bytes, and no others for one state.
 template <class Plan>
 Launches launches_for(const ScanParams& params, const Plan& plan) {
-  const DType dtype = params.u.dtype;
-  switch (plan.padded_states) {
-    case 1:
-      return launches_of_dense<1>(dtype);
-    case 2:
-      return launches_of<2>(dtype, plan.rows.is_dense);
-    default:
-      return launches_of<8>(dtype, plan.rows.is_dense);
-  }
+  return with_element_type(params.u.dtype, [&]<class Element>(Element*) -> Launches {
+    const bool has_two = plan.padded_states == 2;
+    if constexpr (sizeof(Element) == 2) {
+      if (plan.padded_states == 1) return kLaunches<Element, 1, true>;
+      if (plan.rows.is_dense) {
+        return has_two ? kLaunches<Element, 2, true> : kLaunches<Element, 8, true>;
+      }
+    }
+    return has_two ? kLaunches<Element, 2, false> : kLaunches<Element, 8, false>;
+  });
 }
 
 Sequence make_sequence(const ArrayView& view) {

@@ -46,11 +46,6 @@ struct RowLayout {
 template <int kStates>
 constexpr int kProjectionBytes = kChunk * 2 * kStates * static_cast<int>(sizeof(float));
 
-template <int kStates>
-SELECTIVE_SCAN_HD int forward_bytes(const RowLayout& rows, int arrays) {
-  return kProjectionBytes<kStates> + rows.stages * arrays * rows.bytes;
-}
-
 /// The backward pass also keeps a chunk's Δ, [step][lane], and the states before every block of
 /// steps, [block][state][lane].
 template <int kStates>
@@ -60,9 +55,6 @@ struct BackwardLayout {
   static constexpr int kRows = kCheckpoints + kChunk / WarpShape<kStates>::kBackItems *
                                                   WarpShape<kStates>::kOwn * kWarpSize *
                                                   static_cast<int>(sizeof(float));
-  static SELECTIVE_SCAN_HD int bytes(const RowLayout& rows, int arrays) {
-    return kRows + rows.stages * arrays * rows.bytes;
-  }
 };
 
 }  // namespace selective_scan::cuda::narrow

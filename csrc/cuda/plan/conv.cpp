@@ -1,28 +1,39 @@
 #include "conv.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <initializer_list>
 #include <limits>
+#include <type_traits>
 
 #include "../kit/config.h"
 
 namespace selective_scan::cuda::conv {
 namespace {
 
-/// Returns whether vectors of `count` elements are aligned in every array if they are in the first:
-/// the arrays begin at the same position within a vector, and their strides (of dimensions larger
-/// than 1) differ by whole vectors. With `is_aligned`, the arrays also begin with a vector, and
-/// each stride is a whole number of vectors.
-bool have_vectors(const ConvParams& params, std::initializer_list<const ArrayView*> arrays,
-                  int64_t count, int64_t ArrayView::* inner, bool is_aligned) {
-  const ArrayView& first = **arrays.begin();
+/// The arrays with steps.
+std::array<const ArrayView*, 2> arrays_of(const ConvForwardParams& params) {
+  return {&params.x, &params.out};
+}
+std::array<const ArrayView*, 3> arrays_of(const ConvBackwardParams& params) {
+  return {&params.x, &params.dout, &params.dx};
+}
+
+/// Returns whether vectors of `count` elements are aligned in every array if they are in x: the
+/// arrays begin at the same position within a vector, and their strides (of dimensions larger than
+/// 1) differ by whole vectors. With `is_aligned`, the arrays also begin with a vector, and each
+/// stride is a whole number of vectors.
+template <class Params>
+bool have_vectors(const Params& params, int64_t count, int64_t ArrayView::* inner,
+                  bool is_aligned) {
+  const ArrayView& first = params.x;
   const int64_t bytes = element_size(first.dtype);
   const auto place_of = [&](const ArrayView& array) {
     return reinterpret_cast<uintptr_t>(array.data) % static_cast<uintptr_t>(count * bytes);
   };
   if (place_of(first) % static_cast<uintptr_t>(bytes) != 0) return false;
   if (is_aligned && place_of(first) != 0) return false;
+  const auto arrays = arrays_of(params);
   return std::all_of(arrays.begin(), arrays.end(), [&](const ArrayView* array) {
     const auto leads_alike = [&](int64_t ArrayView::* stride, int64_t size) {
       const int64_t gap = is_aligned ? array->*stride : array->*stride - first.*stride;
@@ -38,24 +49,8 @@ bool have_vectors(const ConvParams& params, std::initializer_list<const ArrayVie
   });
 }
 
-bool have_vectors(const ConvForwardParams& params, int64_t count, int64_t ArrayView::* inner,
-                  bool is_aligned) {
-  return have_vectors(params, {&params.x, &params.out}, count, inner, is_aligned);
-}
-bool have_vectors(const ConvBackwardParams& params, int64_t count, int64_t ArrayView::* inner,
-                  bool is_aligned) {
-  return have_vectors(params, {&params.x, &params.dout, &params.dx}, count, inner, is_aligned);
-}
-
 int64_t step_bytes(const ArrayView& array) {
   return array.step * element_size(array.dtype);
-}
-void set_strides(const ConvForwardParams& params, ColumnSplit& split) {
-  split.result_stride = step_bytes(params.out);
-}
-void set_strides(const ConvBackwardParams& params, ColumnSplit& split) {
-  split.dout_stride = step_bytes(params.dout);
-  split.result_stride = step_bytes(params.dx);
 }
 
 /// Splits columns for a device on which `resident` blocks run at a time.
@@ -63,7 +58,10 @@ template <class Params>
 ColumnSplit split_columns(const Params& params, int channels, int64_t resident) {
   ColumnSplit split;
   split.x_stride = step_bytes(params.x);
-  set_strides(params, split);
+  split.result_stride = step_bytes(*arrays_of(params).back());
+  if constexpr (std::is_same_v<Params, ConvBackwardParams>) {
+    split.dout_stride = step_bytes(params.dout);
+  }
   const int64_t vectors = ceil_div(params.dim, channels);
   split.lane_bits = kWarpBits;
   // Leaves as few lanes as possible without channels, but uses at least 8 lanes.
@@ -118,14 +116,6 @@ bool is_whole(const ConvBackwardParams& params) {
          !params.dfinal_states.present();
 }
 
-LaunchShape column_shape(const ConvParams& params, const ColumnSplit& split) {
-  return {params.batch * split.tiles * split.channel_blocks, kColumnThreads};
-}
-LaunchShape row_shape(const ConvParams& params, const RowSplit& split) {
-  const int64_t lanes = params.batch * params.dim * split.segments << split.lane_bits;
-  return {ceil_div(lanes, int64_t{kRowThreads}), kRowThreads};
-}
-
 template <class Params>
 ConvPlan make_plan(const Params& params, const Device& device, bool is_backward) {
   ConvPlan plan;
@@ -135,8 +125,8 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
     const int64_t resident =
         device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);
     plan.columns = split_columns(params, channels, resident);
-    plan.shape = column_shape(params, plan.columns);
     plan.part_rows = params.batch * plan.columns.tiles;
+    plan.shape = {plan.part_rows * plan.columns.channel_blocks, kColumnThreads};
   };
   const int64_t bytes = element_size(params.x.dtype);
   const int taps = taps_of(params.width);
@@ -151,8 +141,9 @@ ConvPlan make_plan(const Params& params, const Device& device, bool is_backward)
     plan.kernels = Kernels::kRows;
     const bool is_aligned = have_vectors(params, row_steps, &ArrayView::step, true);
     plan.rows = split_rows(params, row_steps, is_aligned, device.multiprocessors, is_backward);
-    plan.shape = row_shape(params, plan.rows);
     plan.part_rows = params.batch * plan.rows.segments;
+    const int64_t lanes = plan.part_rows * params.dim << plan.rows.lane_bits;
+    plan.shape = {ceil_div(lanes, int64_t{kRowThreads}), kRowThreads};
   } else {
     plan.kernels = Kernels::kAnyStrides;
     const int real = params.is_double ? sizeof(double) : sizeof(float);

@@ -80,12 +80,13 @@ Refusal divide(const Params& params, AnyPlan& plan) {
 }
 
 /// Keeps the rows of one chunk only, if all warps can then run at a time and with two chunks they
-/// cannot: other warps hide the waits of a warp.
-template <class AnyPlan, class Bytes>
-Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan) {
+/// cannot: other warps hide the waits of a warp. A block needs `own_bytes` of shared memory besides
+/// the rows of `arrays` arrays.
+template <class AnyPlan>
+Refusal choose_stages(const Device& device, int own_bytes, int arrays, AnyPlan& plan) {
   const auto waves = [&](int stages) {
     plan.rows.stages = stages;
-    plan.shape.shared_bytes = bytes_of(plan.rows);
+    plan.shape.shared_bytes = own_bytes + stages * arrays * plan.rows.bytes;
     if (plan.shape.shared_bytes > device.block_shared_bytes) return kMaxBlocks;
     const int64_t resident =
         std::min(kMostResidentBlocks, device.blocks_by_shared_memory(plan.shape.shared_bytes));
@@ -104,29 +105,18 @@ Refusal choose_stages(const Device& device, const Bytes& bytes_of, AnyPlan& plan
 Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
   if (const Refusal refusal = divide(params, plan)) return refusal;
-  const int arrays = params.z.present() ? 3 : 2;
-  return choose_stages(
-      device,
-      [&](const RowLayout& rows) {
-        return for_states(plan.padded_states,
-                          [&]<int kStates>() { return forward_bytes<kStates>(rows, arrays); });
-      },
-      plan);
+  const int own_bytes =
+      for_states(plan.padded_states, []<int kStates>() { return kProjectionBytes<kStates>; });
+  return choose_stages(device, own_bytes, params.z.present() ? 3 : 2, plan);
 }
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
   if (const Refusal refusal = divide(params, plan)) return refusal;
+  const int own_bytes =
+      for_states(plan.padded_states, []<int kStates>() { return BackwardLayout<kStates>::kRows; });
   const int arrays = params.z.present() ? 4 : 3;
-  const Refusal refusal = choose_stages(
-      device,
-      [&](const RowLayout& rows) {
-        return for_states(plan.padded_states, [&]<int kStates>() {
-          return BackwardLayout<kStates>::bytes(rows, arrays);
-        });
-      },
-      plan);
-  if (refusal) return refusal;
+  if (const Refusal refusal = choose_stages(device, own_bytes, arrays, plan)) return refusal;
   BackwardScratch& scratch = plan.scratch;
   scratch.dBC_partials = scratch.take(
       true, plan.tiles * params.batch * params.groups * params.seqlen * 2 * plan.padded_states,

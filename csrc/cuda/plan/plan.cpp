@@ -106,10 +106,10 @@ bool is_preferred(const BackwardParams& params, const Device& device,
 
 template <Path kPath, class AnyPlan, class Params>
 Refusal make(const Params& params, const Device& device, AnyPlan& any) {
-  constexpr bool kTakesPacked = kPath == Path::kStreamed || kPath == Path::kFloor;
-  if (params.packed.present() && !kTakesPacked) return {"sequences are packed"};
-  constexpr bool kTakesInputDelta = kPath == Path::kStreamed || kPath == Path::kFloor;
-  if (params.input_delta.present() && !kTakesInputDelta) return {"the input has steps of its own"};
+  if constexpr (kPath != Path::kStreamed && kPath != Path::kFloor) {
+    if (params.packed.present()) return {"sequences are packed"};
+    if (params.input_delta.present()) return {"the input has steps of its own"};
+  }
   if (!has_kernels(device, kPath)) return refusal_of_older(device);
   return make_plan(params, device, any.of_path.template emplace<static_cast<size_t>(kPath)>());
 }

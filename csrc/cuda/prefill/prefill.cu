@@ -20,34 +20,30 @@ struct CheckpointArgs {
   SlotRows rows;  // one per candidate
 };
 
-/// The last known state that is not after a checkpoint, and the number of steps before it.
+/// Loads the last known state that is not after a checkpoint, and returns the number of steps
+/// before it.
 template <class T>
-struct KnownState {
-  T value;
-  int64_t steps;
-
-  __device__ KnownState(const PrefillParams& params, const Checkpoint& checkpoint, int64_t channel,
-                        int64_t state) {
-    const PackedSequences& packed = params.packed;
-    const int64_t begin = packed.begin(checkpoint.sequence);
-    const auto value_in = [&](const ArrayView& view) {
-      return load_component<T>(view, state_offset(view, checkpoint.sequence, channel, state));
-    };
-    const int64_t chunks = checkpoint.steps / kChunk;
-    if (begin + checkpoint.steps == packed.end(checkpoint.sequence)) {
-      value = value_in(params.last_state);
-      steps = checkpoint.steps;
-    } else if (chunks == 0) {
-      value = value_in(params.initial_state);
-      steps = 0;
-    } else {
-      const int64_t row = first_saved_state(begin) + chunks - 1;
-      const int64_t at = (row * params.dim + channel) * params.dstate + state;
-      value = static_cast<const T*>(params.states)[at];
-      steps = chunks * kChunk;
-    }
+__device__ int64_t load_known_state(const PrefillParams& params, const Checkpoint& checkpoint,
+                                    int64_t channel, int64_t state, T& value) {
+  const PackedSequences& packed = params.packed;
+  const int64_t begin = packed.begin(checkpoint.sequence);
+  const auto value_in = [&](const ArrayView& view) {
+    return load_component<T>(view, state_offset(view, checkpoint.sequence, channel, state));
+  };
+  const int64_t chunks = checkpoint.steps / kChunk;
+  if (begin + checkpoint.steps == packed.end(checkpoint.sequence)) {
+    value = value_in(params.last_state);
+    return checkpoint.steps;
   }
-};
+  if (chunks == 0) {
+    value = value_in(params.initial_state);
+    return 0;
+  }
+  const int64_t row = first_saved_state(begin) + chunks - 1;
+  const int64_t at = (row * params.dim + channel) * params.dstate + state;
+  value = static_cast<const T*>(params.states)[at];
+  return chunks * kChunk;
+}
 
 template <class T>
 __global__ void __launch_bounds__(kSlotThreads)
@@ -57,15 +53,15 @@ __global__ void __launch_bounds__(kSlotThreads)
   for_each_state(args.rows, [&](int64_t candidate, int64_t channel, int64_t state) {
     const Checkpoint checkpoint = params.candidate(candidate);
     if (checkpoint.slot == StateSlots::kNoSlot) return;
-    const KnownState<T> known(params, checkpoint, channel, state);
-    T h = known.value;
+    T h;
+    const int64_t known_steps = load_known_state(params, checkpoint, channel, state, h);
     const int64_t group = channel / (params.dim / params.groups);
     const int64_t begin = params.packed.begin(checkpoint.sequence);
     const auto A = load_component<T>(params.A, channel * params.A.channel + state * params.A.state);
     const Pole<T> pole = make_pole<DeviceMath>(A, params.method);
     const R bias = load_component<R>(params.delta_bias, channel * params.delta_bias.channel);
     visit_kernel_method(params.method, [&]<Method kMethod>() {
-      for (int64_t t = begin + known.steps; t < begin + checkpoint.steps; ++t) {
+      for (int64_t t = begin + known_steps; t < begin + checkpoint.steps; ++t) {
         const auto at_step = [&](const ArrayView& view) {
           return load_component<R>(view, channel * view.channel + t * view.step);
         };

@@ -44,22 +44,16 @@ PromptArgs make_args(const ForwardParams& params, const ForwardPlan& plan) {
 
 using Launch = cudaError_t (*)(const PromptArgs&, const LaunchShape&, cudaStream_t);
 
-template <class Element, Along kAlong>
-Launch launch_along(const ForwardPlan& plan) {
-  return plan.lane_states == 1 ? &PromptForward<Element, 1, kAlong>::launch
-                               : &PromptForward<Element, 2, kAlong>::launch;
-}
-
 template <class Element>
 Launch launch_for(const ForwardPlan& plan) {
-  switch (plan.along) {
-    case Along::kSteps:
-      return launch_along<Element, Along::kSteps>(plan);
-    case Along::kChannels:
-      return launch_along<Element, Along::kChannels>(plan);
-    default:
-      return &PromptForward<Element, 1, Along::kElements>::launch;
+  using enum Along;
+  if (plan.along == kElements) return &PromptForward<Element, 1, kElements>::launch;
+  if (plan.lane_states == 1) {
+    return plan.along == kSteps ? &PromptForward<Element, 1, kSteps>::launch
+                                : &PromptForward<Element, 1, kChannels>::launch;
   }
+  return plan.along == kSteps ? &PromptForward<Element, 2, kSteps>::launch
+                              : &PromptForward<Element, 2, kChannels>::launch;
 }
 
 }  // namespace

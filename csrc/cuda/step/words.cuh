@@ -15,9 +15,6 @@ namespace selective_scan::cuda::step {
 
 using Word = unsigned long long;
 
-__device__ __forceinline__ Word make_word(uint32_t value, uint32_t epoch) {
-  return static_cast<Word>(epoch) << 32 | value;
-}
 __device__ __forceinline__ uint32_t value_of(Word word) {
   return static_cast<uint32_t>(word);
 }
@@ -26,8 +23,8 @@ __device__ __forceinline__ bool has_arrived(Word word, uint32_t epoch) {
 }
 
 __device__ __forceinline__ void send(Word* target, uint32_t value, uint32_t epoch) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(make_word(value, epoch))
-               : "memory");
+  const Word word = static_cast<Word>(epoch) << 32 | value;
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(target), "l"(word) : "memory");
 }
 __device__ __forceinline__ void send(Word* target, float value, uint32_t epoch) {
   send(target, bit_cast<uint32_t>(value), epoch);

@@ -55,12 +55,9 @@ class WarpRows {
           lane >= static_cast<int>(Row::kDu) && lane != static_cast<int>(Row::kInputDelta);
       const int chunks_behind = is_gradient ? 1 : 0;
       if constexpr (kPacked) {
-        address_at(lane) = array.data + first_channel * array.channel +
-                           (chunk.first_step + chunks_behind * kChunk) * array.step;
+        address_at(lane) = array.at(0, first_channel, chunk.first_step + chunks_behind * kChunk);
       } else {
-        const int64_t first_chunk = chunk + chunks_behind;
-        address_at(lane) = array.data + batch * array.batch + first_channel * array.channel +
-                           first_chunk * (kChunk * array.step);
+        address_at(lane) = array.at(batch, first_channel, (chunk + chunks_behind) * kChunk);
       }
     } else if (lane == kArrays) {
       int64_t row;
@@ -344,7 +341,11 @@ class WarpRows {
   }
   __device__ __forceinline__ Values values_of(const Gradient& it) const {
     Values values = from_row(it.at);
-    if (it.is_gated()) apply_gate(values);
+    if (it.is_gated()) {
+      const Values gate = from_row(Shape::kGate);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) values.v[i] *= gate.v[i];
+    }
     return values;
   }
 
@@ -477,11 +478,6 @@ class WarpRows {
   __device__ __forceinline__ Values from_row(int at) const {
     return bit_cast<Values>(
         load_pack<float, kItems>(rows(at) + slice_.channel * kRowStride + slice_.step));
-  }
-  __device__ __forceinline__ void apply_gate(Values& values) const {
-    const Values gate = from_row(Shape::kGate);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) values.v[i] *= gate.v[i];
   }
 
   const BackwardArgs& args_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../kit/bulk_copy.cuh"
+#include "../kit/shuffle.cuh"
 #include "../kit/states.cuh"
 #include "backward_rows.cuh"
 #include "block_order.cuh"
@@ -35,7 +36,7 @@ struct LaneWork {
                                       int slices = 1)
       : item(block_item),
         lane(threadIdx.x % kWarpSize),
-        warp(__shfl_sync(kFullMask, static_cast<int>(threadIdx.x) / kWarpSize, 0)),
+        warp(warp_index()),
         slices(slices),
         team(warp / slices),
         slice(warp % slices),

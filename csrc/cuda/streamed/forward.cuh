@@ -63,11 +63,11 @@ struct LaneStates {
   using Shape = WarpShape<T, kStates, kLaneBits>;
   using Quad = Pack<T, Shape::kQuad>;
 
-  /// Loads from an fp32 array (channel, state) or (batch, channel, state), with all loads in flight
-  /// at a time.
-  static __device__ __forceinline__ void load(const ArrayView& view, int64_t base, int part,
-                                              int64_t dstate, T (&states)[kStates]) {
-    const float* data = static_cast<const float*>(view.data) + base;
+  /// Loads from an fp32 array (batch, channel, state), with all loads in flight at a time.
+  static __device__ __forceinline__ void load(const ArrayView& view, int64_t batch, int64_t channel,
+                                              int part, int64_t dstate, T (&states)[kStates]) {
+    const float* data =
+        static_cast<const float*>(view.data) + (batch * view.batch + channel * view.channel);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const int n = Shape::first_state(part, s / Shape::kQuad) + s % Shape::kQuad;
@@ -187,10 +187,10 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   int steps_left = static_cast<int>(params.seqlen) - item.first_chunk * kChunk;
   if constexpr (kPacked) {
     const int steps = now.first_step - item.first_chunk * kChunk;
-    u_cursor.advance_steps(args.u, steps);
-    delta_cursor.advance_steps(args.delta, steps);
-    z_cursor.advance_steps(args.z, steps);
-    out_cursor.advance_steps(args.out, steps);
+    u_cursor.advance(args.u, steps);
+    delta_cursor.advance(args.delta, steps);
+    z_cursor.advance(args.z, steps);
+    out_cursor.advance(args.out, steps);
     steps_left = now.steps;
   }
   auto raw_u = u_cursor.fetch(args.u, slice, steps_left);
@@ -215,13 +215,11 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   T constant_C[kStates] = {};
   T A[kStates] = {};
   if (exists) {
-    States::load(params.A, channel * params.A.channel, role.part, params.dstate, A);
+    States::load(params.A, 0, channel, role.part, params.dstate, A);
     if (args.segments > 1) {
       States::load_packed(args.states.offsets, item, channel, role.part, params, h);
     } else if (!kPacked && params.initial_state.present()) {
-      States::load(params.initial_state,
-                   item.batch * params.initial_state.batch + channel * params.initial_state.channel,
-                   role.part, params.dstate, h);
+      States::load(params.initial_state, item.batch, channel, role.part, params.dstate, h);
     }
     if constexpr (!kVariable) {
       States::load_any(params.B, channel * params.B.channel, role.part, params.dstate, constant_B);
@@ -264,6 +262,15 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
     for (int s = 0; s < kStates; ++s) states[s] = state_of<kMethod>(constants[s], h[s]);
     return States::quad(states, q);
   };
+  const auto store_last = [&](int64_t batch) {
+    const ArrayView& view = params.last_state;
+#pragma unroll
+    for (int q = 0; q < Shape::kQuads; ++q) {
+      store_states<T, Shape::kQuad>(view, batch * view.batch + channel * view.channel,
+                                    Shape::first_state(role.part, q), params.dstate,
+                                    quad_of_states(q));
+    }
+  };
   const float* delta_row = delta_rows + role.channel * kRowStride;
   const float* input_row = input_rows + role.channel * kRowStride;
   float* y_row = planes + role.part * Shape::kPlane + role.channel * kRowStride;
@@ -279,12 +286,10 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   asm volatile("" : "+r"(chunk_bytes));
   [[maybe_unused]] int gap = 0;  // from one packed chunk to the next
   const auto advance = [&](Cursor& cursor, const RowArray& rows) {
-    if constexpr (kPacked) {
-      cursor.advance_steps(rows, gap);
-    } else if constexpr (kMap == LaneMap::kSteps) {
+    if constexpr (kMap == LaneMap::kSteps) {
       cursor.advance_bytes(chunk_bytes);
     } else {
-      cursor.advance(rows);
+      cursor.advance(rows, kPacked ? gap : kChunk);
     }
   };
   T* saved =
@@ -330,10 +335,8 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
       if (now.is_first) {
         T initial[kStates] = {};
         if (exists && params.initial_state.present()) {
-          States::load(
-              params.initial_state,
-              now.sequence * params.initial_state.batch + channel * params.initial_state.channel,
-              role.part, params.dstate, initial);
+          States::load(params.initial_state, now.sequence, channel, role.part, params.dstate,
+                       initial);
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
@@ -371,15 +374,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
 
     bool is_saved = chunk < chunks_to_save;
     if constexpr (kPacked) {
-      if (now.is_last && exists && params.last_state.present()) {
-#pragma unroll
-        for (int q = 0; q < Shape::kQuads; ++q) {
-          store_states<T, Shape::kQuad>(
-              params.last_state,
-              now.sequence * params.last_state.batch + channel * params.last_state.channel,
-              Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
-        }
-      }
+      if (now.is_last && exists && params.last_state.present()) store_last(now.sequence);
       is_saved = !now.is_last;
       saved = static_cast<T*>(params.states) + now.saved * saved_stride + channel * params.dstate;
     }
@@ -416,13 +411,7 @@ __global__ void __launch_bounds__(kKind == ForwardKind::kFewRegisters ? kFewRegi
   }
 
   if (!kPacked && exists && params.last_state.present() && item.segment == args.segments - 1) {
-#pragma unroll
-    for (int q = 0; q < Shape::kQuads; ++q) {
-      store_states<T, Shape::kQuad>(
-          params.last_state,
-          item.batch * params.last_state.batch + channel * params.last_state.channel,
-          Shape::first_state(role.part, q), params.dstate, quad_of_states(q));
-    }
+    store_last(item.batch);
   }
 }
 
@@ -431,10 +420,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
                                                                     const LaunchShape& shape,
                                                                     cudaStream_t stream) {
   constexpr bool kIsCommon = kIsCommonShape<T, kStates>;
-  const auto launch_for = [&](auto size, auto map, auto variable) {
-    constexpr int kSize = decltype(size)::value;
-    constexpr LaneMap kMap = decltype(map)::value;
-    constexpr bool kVariable = decltype(variable)::value;
+  const auto launch_for = [&]<bool kVariable, int kSize, LaneMap kMap>() {
     const auto launch_kind = [&]<ForwardKind kKind>() {
       return launch_kernel(
           forward_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kVariable, kKind>, shape,
@@ -452,27 +438,25 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::launch(const Forwar
     }
     return launch_kind.template operator()<kPlain>();
   };
-  const auto launch_of_size = [&](auto size, auto variable) {
-    const auto launch_map = [&](auto map) { return launch_for(size, map, variable); };
-    if (args.map == LaneMap::kSteps) {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kSteps>{});
-    } else if constexpr (!kIsCommon) {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kChannels>{});
-    } else if (args.map == LaneMap::kStepPairs) {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kStepPairs>{});
+  const auto launch_of_size = [&]<bool kVariable, int kSize>() {
+    using enum LaneMap;
+    if (args.map == kSteps) return launch_for.template operator()<kVariable, kSize, kSteps>();
+    if constexpr (kIsCommon) {
+      return args.map == kStepPairs ? launch_for.template operator()<kVariable, kSize, kStepPairs>()
+                                    : launch_for.template operator()<kVariable, kSize, kElements>();
     } else {
-      return launch_map(std::integral_constant<LaneMap, LaneMap::kElements>{});
+      return launch_for.template operator()<kVariable, kSize, kChannels>();
     }
   };
-  const auto launch_with = [&](auto variable) {
+  const auto launch_with = [&]<bool kVariable>() {
     return element_size(args.params.u.dtype) == 4
-               ? launch_of_size(std::integral_constant<int, 4>{}, variable)
-               : launch_of_size(std::integral_constant<int, 2>{}, variable);
+               ? launch_of_size.template operator()<kVariable, 4>()
+               : launch_of_size.template operator()<kVariable, 2>();
   };
   if constexpr (kIsCommon && has_all_kernels(kMethod)) {
-    if (args.projections == nullptr) return launch_with(std::false_type{});
+    if (args.projections == nullptr) return launch_with.template operator()<false>();
   }
-  return launch_with(std::true_type{});
+  return launch_with.template operator()<true>();
 }
 
 }  // namespace selective_scan::cuda::streamed

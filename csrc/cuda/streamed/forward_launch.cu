@@ -1,6 +1,5 @@
 // Launches of the streamed forward kernels.
 #include "../kit/kernel_table.h"
-#include "../kit/launch_tools.h"
 #include "../kit/packed_bc.h"
 #include "forward_kernels.h"
 #include "plan.h"
@@ -59,11 +58,8 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
   if (!wants_summary_alone(params) && args.segments == 1) return scan();
   args.summarizes_all = wants_summary_alone(params) || exchange != nullptr;
   const auto summarize = [&] { return kernels.summarize(args, stream); };
-  const auto run_type = [&](auto type) {
-    return run_in_segments<decltype(type)>(args.params, args.segments, plan.padded_states,
-                                           args.states, exchange, stream, summarize, scan);
-  };
-  return params.is_complex ? run_type(Complex<float>{}) : run_type(float{});
+  return run_in_segments(args.params, args.segments, plan.padded_states, args.states, exchange,
+                         stream, summarize, scan);
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -46,6 +46,10 @@ struct RowArray {
   bool has_step_vectors = false;  // kSteps' slices are, whatever the map
 
   SELECTIVE_SCAN_HD bool present() const { return data != nullptr; }
+  /// Returns the address of an element of batch entry b and channel c at step t.
+  SELECTIVE_SCAN_HD char* at(int64_t b, int64_t c, int64_t t) const {
+    return data + b * batch + c * channel + t * step;
+  }
 };
 
 }  // namespace selective_scan::cuda::streamed

@@ -86,16 +86,9 @@ struct RowCopies {
       if (lane >= steps) return;
       source += lane * static_cast<int>(array.step);
       const int target = offset(0, lane);
-      const auto move = [&](int i) {
+      for_channels<kItems, true>(channels, [&](int i) {
         copy_async<4>(stage + (target ^ i * 16) + i * kRow, source + channel_offset(array, i));
-      };
-      if (channels >= kItems) {
-#pragma unroll
-        for (int i = 0; i < kItems; ++i) move(i);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < channels; ++i) move(i);
-      }
+      });
     } else {
       prefetch(array, source, lane, steps, channels);
     }
@@ -110,18 +103,9 @@ struct RowCopies {
                                                        Raw& raw) {
     if (lane >= steps) return;
     source += lane * static_cast<int>(array.step);
-    const auto load = [&](int i) {
+    for_channels<kItems>(channels, [&](int i) {
       raw.words[i] = *reinterpret_cast<const uint16_t*>(source + channel_offset(array, i));
-    };
-    if (channels >= kItems) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) load(i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (i < channels) load(i);
-      }
-    }
+    });
   }
   static __device__ __forceinline__ void stage_elements(int stage, int lane, const Raw& raw) {
 #pragma unroll
@@ -202,17 +186,10 @@ struct RowCopies {
     }
     target += lane * static_cast<int>(array.step);
     if (lane >= steps) return;
-    const auto move = [&](int i) {
+    for_channels<kItems, true>(slice.channels_left, [&](int i) {
       *reinterpret_cast<Element*>(target + channel_offset(array, i)) =
           element(i * kRowStride + lane);
-    };
-    if (slice.channels_left >= kItems) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) move(i);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < slice.channels_left; ++i) move(i);
-    }
+    });
   }
 
   /// The number of words of a slice, and whether these are transposed in registers.

@@ -64,6 +64,21 @@ struct Slice {
   float v[kItems];
 };
 
+/// Calls move(i) for those of kItems channels that exist; if all of them do, without checks. The
+/// code for fewer channels is a loop if `kLoops`, which is short.
+template <int kItems, bool kLoops = false, class Move>
+__device__ __forceinline__ void for_channels(int channels, const Move& move) {
+  if (channels >= kItems) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) move(i);
+  } else {
+#pragma unroll(kLoops ? 1 : kItems)
+    for (int i = 0; i < (kLoops ? channels : kItems); ++i) {
+      if (kLoops || i < channels) move(i);
+    }
+  }
+}
+
 /// A lane's position in an array: the lowest address of its slice of a chunk. kSize is the size of
 /// an element in bytes, 2 or 4.
 template <int kItems, int kSize>
@@ -72,21 +87,15 @@ class RowCursor {
   /// Starts at chunk `chunk`. `first_channel` is that of the warp.
   __device__ __forceinline__ RowCursor(const RowArray& rows, const LaneSlice& slice, int64_t batch,
                                        int64_t first_channel, int64_t chunk)
-      : address_(rows.data + batch * rows.batch + (first_channel + slice.channel) * rows.channel +
-                 (chunk * kChunk + slice.step) * rows.step) {
+      : address_(rows.at(batch, first_channel + slice.channel, chunk * kChunk + slice.step)) {
     if (slice.map == LaneMap::kSteps && rows.step < 0) address_ -= (kItems - 1) * kSize;
   }
 
   /// Starts at the lowest address of a slice.
   explicit __device__ __forceinline__ RowCursor(char* address) : address_(address) {}
 
-  /// Moves forward by `chunks` chunks, which may be negative.
-  __device__ __forceinline__ void advance(const RowArray& rows, int chunks = 1) {
-    address_ += chunks * kChunk * rows.step;
-  }
-
   /// Moves forward by `steps` steps, which may be negative.
-  __device__ __forceinline__ void advance_steps(const RowArray& rows, int steps) {
+  __device__ __forceinline__ void advance(const RowArray& rows, int steps) {
     address_ += steps * rows.step;
   }
 
@@ -114,18 +123,9 @@ class RowCursor {
       load(raw);
       return;
     }
-    const auto load_element = [&](int i) {
+    for_channels<kItems>(slice.channels_left, [&](int i) {
       raw.words[i] = *reinterpret_cast<const Element*>(element_address(rows, i));
-    };
-    if (slice.channels_left >= kItems) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) load_element(i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (i < slice.channels_left) load_element(i);
-      }
-    }
+    });
   }
 
   /// Starts loading a slice that is one vector in memory.
@@ -172,18 +172,9 @@ class RowCursor {
         elements[i] = bit_cast<Element>(to_element<decltype(type)>(values.v[i]));
       }
     });
-    const auto store = [&](int i) {
+    for_channels<kItems>(slice.channels_left, [&](int i) {
       *reinterpret_cast<Element*>(element_address(rows, i)) = elements[i];
-    };
-    if (slice.channels_left >= kItems) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) store(i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (i < slice.channels_left) store(i);
-      }
-    }
+    });
   }
 
   /// The words of a slice that is one vector in memory.

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
   Cursor delta_cursor(args.delta, slice, item.batch, first_channel, cursor_chunk);
   int steps = kChunk;
   if constexpr (kPacked) {
-    u_cursor.advance_steps(args.u, now.first_step);
-    delta_cursor.advance_steps(args.delta, now.first_step);
+    u_cursor.advance(args.u, now.first_step);
+    delta_cursor.advance(args.delta, now.first_step);
     steps = now.steps;
   }
   auto raw_u = u_cursor.fetch(args.u, slice, steps);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
   {
     T A[kStates] = {};
     const auto series = series_of<float>(params.method);
-    if (exists) States::load(params.A, channel * params.A.channel, part, params.dstate, A);
+    if (exists) States::load(params.A, 0, channel, part, params.dstate, A);
 #pragma unroll
     for (int s = 0; s < kStates; ++s) {
       const int n = Shape::first_state(part, s / Shape::kQuad) + s % Shape::kQuad;
@@ -240,19 +240,18 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
 
     [[maybe_unused]] PackedChunk before;
     if (chunks_left > 1) {
+      int gap = -kChunk;
       if constexpr (kPacked) {
         before = packed_chunks[item.first_chunk + chunks_left - 2];
-        u_cursor.advance_steps(args.u, before.first_step - now.first_step);
-        delta_cursor.advance_steps(args.delta, before.first_step - now.first_step);
+        gap = before.first_step - now.first_step;
         steps = before.steps;
-      } else {
-        u_cursor.advance(args.u, -1);
-        delta_cursor.advance(args.delta, -1);
       }
+      u_cursor.advance(args.u, gap);
+      delta_cursor.advance(args.delta, gap);
       u_cursor.fetch_into(args.u, slice, steps, raw_u);
       delta_cursor.fetch_into(args.delta, slice, steps, raw_delta);
       if constexpr (kOwnInputSteps) {
-        input_delta_cursor.advance(args.input_delta, -1);
+        input_delta_cursor.advance(args.input_delta, gap);
         input_delta_cursor.fetch_into(args.input_delta, slice, steps, raw_input_delta);
       }
       B_step -= kChunk * kStep;
@@ -282,10 +281,7 @@ __global__ void __launch_bounds__(ForwardSummaryShape<T, kStates, kLaneBits>::kT
       if (now.is_first) {
         T initial[kStates] = {};
         if (exists && params.initial_state.present()) {
-          States::load(
-              params.initial_state,
-              now.sequence * params.initial_state.batch + channel * params.initial_state.channel,
-              part, params.dstate, initial);
+          States::load(params.initial_state, now.sequence, channel, part, params.dstate, initial);
         }
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
@@ -333,9 +329,7 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
   const LaunchShape shape{segments * params.batch * params.groups * tiles, Summary::kThreads,
                           Summary::bytes(tile_groups), false};
   constexpr bool kIsCommon = kIsCommonShape<T, kStates>;
-  const auto launch_for = [&](auto size, auto along_steps) {
-    constexpr int kSize = decltype(size)::value;
-    constexpr LaneMap kMap = decltype(along_steps)::value ? LaneMap::kSteps : LaneMap::kChannels;
+  const auto launch_for = [&]<int kSize, LaneMap kMap>() {
     const auto launch_kind = [&]<ForwardKind kKind>() {
       return launch_kernel(summarize_kernel<T, kStates, kLaneBits, kSize, kMap, kMethod, kKind>,
                            shape, stream, args, tiles, tile_groups);
@@ -349,12 +343,13 @@ cudaError_t StreamedForward<T, kStates, kLaneBits, kMethod>::summarize(const For
     }
     return launch_kind.template operator()<kPlain>();
   };
-  const auto launch_of_size = [&](auto size) {
-    return args.map == LaneMap::kSteps ? launch_for(size, std::true_type{})
-                                       : launch_for(size, std::false_type{});
+  const auto launch_of_size = [&]<int kSize>() {
+    return args.map == LaneMap::kSteps
+               ? launch_for.template operator()<kSize, LaneMap::kSteps>()
+               : launch_for.template operator()<kSize, LaneMap::kChannels>();
   };
-  return element_size(params.u.dtype) == 4 ? launch_of_size(std::integral_constant<int, 4>{})
-                                           : launch_of_size(std::integral_constant<int, 2>{});
+  return element_size(params.u.dtype) == 4 ? launch_of_size.template operator()<4>()
+                                           : launch_of_size.template operator()<2>();
 }
 
 }  // namespace selective_scan::cuda::streamed

@@ -64,8 +64,7 @@ struct DenseArgs {
 /// The dense kernel for a type of states and a type of inputs.
 template <class State, class Input>
 struct DenseUpdate {
-  static cudaError_t launch(const DenseArgs<Input>& args, const LaunchShape& shape,
-                            cudaStream_t stream);
+  static cudaError_t launch(const DenseArgs<Input>&, const LaunchShape&, cudaStream_t);
 };
 
 }  // namespace selective_scan::cuda::update

@@ -4,12 +4,8 @@
 #include "kernels.h"
 
 namespace selective_scan::cuda {
+namespace update {
 namespace {
-
-using update::DenseArgs;
-using update::DenseUpdate;
-using update::Update;
-using update::UpdateArgs;
 
 template <class State, class Input>
 cudaError_t launch_dense(const UpdateArgs& args, cudaStream_t stream) {
@@ -37,10 +33,11 @@ auto find_launch(const UpdateParams& params, const UpdatePlan& plan) {
 }
 
 }  // namespace
+}  // namespace update
 
 cudaError_t launch(const UpdateParams& params, const ScratchMemory&, cudaStream_t stream) {
   const UpdatePlan plan = plan_update(params);
-  return find_launch(params, plan)({params, plan}, stream);
+  return update::find_launch(params, plan)({params, plan}, stream);
 }
 
 }  // namespace selective_scan::cuda
