@@ -13,14 +13,10 @@ namespace selective_scan::cuda::conv {
 template <class Element, int kCount>
 struct Packed {
   using Word = Vector<sizeof(Pack<Element, kCount>)>;
-  static constexpr int kWords = sizeof(Pack<Element, kCount>) / sizeof(Word);
-  Word words[kWords];
+  Word words[sizeof(Pack<Element, kCount>) / sizeof(Word)];
 
   static __device__ Packed load(const Element* address) {
-    Packed packed;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) packed.words[i] = reinterpret_cast<const Word*>(address)[i];
-    return packed;
+    return bit_cast<Packed>(load_pack<Element, kCount>(address));
   }
   __device__ void unpack(float (&values)[kCount]) const { to_reals<Element>(*this, values); }
 };

@@ -19,40 +19,28 @@ SequenceStrides make_strides(const ArrayView& view) {
           std::abs(view.channel) < std::abs(view.step)};
 }
 
-struct Launches {
-  cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
-  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
-};
-
-template <class Storage, class Shape>
-constexpr Launches kLaunches = {&Kernels<Storage, Shape>::forward,
-                                &Kernels<Storage, Shape>::backward};
-
-/// Returns the launches for a shape of windows; its storages are those of instantiations.py.
-template <class Shape>
-const Launches& launches_of(DType dtype, Rows rows) {
-  if constexpr (Shape::kWarps == 1) {
-    if (rows == Rows::kScattered) {
-      return element_size(dtype) == 4 ? kLaunches<Scattered<4>, Shape>
-                                      : kLaunches<Scattered<2>, Shape>;
+/// Calls visit with the plan's kernels; the storages of a shape of windows are those of
+/// instantiations.py.
+template <class Plan, class Visit>
+cudaError_t with_kernels(const ScanParams& params, const Plan& plan, const Visit& visit) {
+  const DType dtype = params.u.dtype;
+  return visit_shape(plan.window_channels, plan.window_warps, [&]<class Shape>(Shape) {
+    if constexpr (Shape::kWarps == 1) {
+      if (plan.rows == Rows::kScattered) {
+        return element_size(dtype) == 4 ? visit(Kernels<Scattered<4>, Shape>())
+                                        : visit(Kernels<Scattered<2>, Shape>());
+      }
     }
-  }
-  return *with_element_type(dtype, [&]<class Element>(Element*) {
-    constexpr bool kHasHalves = sizeof(Element) == 2;
-    if constexpr (kHasHalves && Shape::kChannels > 1) {
-      if (rows == Rows::kDense) return &kLaunches<DenseRows<Element>, Shape>;
-    }
-    if constexpr (kHasHalves && std::is_same_v<Shape, LongWindow>) {
-      if (rows == Rows::kHalfVectors) return &kLaunches<HalfVectors<Element>, Shape>;
-    }
-    return &kLaunches<Vectors<Element>, Shape>;
-  });
-}
-
-template <class Plan>
-const Launches& launches_for(const ScanParams& params, const Plan& plan) {
-  return *visit_shape(plan.window_channels, plan.window_warps, [&]<class Shape>(Shape) {
-    return &launches_of<Shape>(params.u.dtype, plan.rows);
+    return with_element_type(dtype, [&]<class Element>(Element*) {
+      constexpr bool kHasHalves = sizeof(Element) == 2;
+      if constexpr (kHasHalves && Shape::kChannels > 1) {
+        if (plan.rows == Rows::kDense) return visit(Kernels<DenseRows<Element>, Shape>());
+      }
+      if constexpr (kHasHalves && std::is_same_v<Shape, LongWindow>) {
+        if (plan.rows == Rows::kHalfVectors) return visit(Kernels<HalfVectors<Element>, Shape>());
+      }
+      return visit(Kernels<Vectors<Element>, Shape>());
+    });
   });
 }
 
@@ -75,7 +63,8 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
   args.out = make_sequence(params.out);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
-  return launches_for(params, plan).forward(args, plan.shape, stream);
+  return with_kernels(params, plan,
+                      [&]<class Own>(Own) { return Own::forward(args, plan.shape, stream); });
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
@@ -90,10 +79,10 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.work_items = plan.work_items;
   args.padded_states = plan.padded_states;
   args.workspace = backward_workspace(plan.scratch, memory);
-  const auto launch = params.dstate == 1                  ? launches_for(params, plan).backward
-                      : element_size(params.u.dtype) == 4 ? &States<4>::backward
-                                                          : &States<2>::backward;
-  const cudaError_t error = launch(args, plan.shape, stream);
+  const auto launch = [&]<class Own>(Own) { return Own::backward(args, plan.shape, stream); };
+  const cudaError_t error = params.dstate == 1                  ? with_kernels(params, plan, launch)
+                            : element_size(params.u.dtype) == 4 ? launch(States<4>())
+                                                                : launch(States<2>());
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.padded_states},
                        stream);

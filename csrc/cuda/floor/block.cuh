@@ -259,25 +259,6 @@ __device__ __forceinline__ Pack<R, kHeld> sum_over_parts(const Pack<R, kBlockSte
   }
 }
 
-/// Calls f.operator()<kHeld>() with the number of a block's steps whose sums a lane holds if a
-/// channel has 2^lane_bits lanes.
-template <class F>
-__device__ __forceinline__ void with_held_steps(int lane_bits, const F& f) {
-  if (lane_bits >= 2) {
-    f.template operator()<1>();
-  } else if (lane_bits == 1) {
-    f.template operator()<2>();
-  } else {
-    f.template operator()<4>();
-  }
-}
-
-/// Returns whether a lane holds sums that no earlier lane of the channel holds: beyond four lanes,
-/// the others repeat them.
-__device__ __forceinline__ bool holds_sums(int part) {
-  return part < kBlockSteps;
-}
-
 /// Returns the first step of a block whose sums a lane holds.
 template <int kHeld>
 __device__ __forceinline__ int held_step(int part) {
@@ -291,13 +272,20 @@ __device__ __forceinline__ void gather(const Block<T>& block, Row which, int sli
                                        Pack<R, kBlockSteps> parts) {
   if (!block.has_state(slice)) parts = {};
   const int lane_bits = block.launch.geometry.lane_bits;
-  with_held_steps(lane_bits, [&]<int kHeld>() {
+  const auto add = [&]<int kHeld>() {
     const auto held = sum_over_parts<kHeld>(parts, block.lane, lane_bits);
-    if (!holds_sums(block.lane)) return;
+    if (block.lane >= kBlockSteps) return;  // it repeats the sums of an earlier lane
     R* const sums = block.own_row(which) + t + held_step<kHeld>(block.lane);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) sums[j] = slice == 0 ? held.v[j] : sums[j] + held.v[j];
-  });
+  };
+  if (lane_bits >= 2) {
+    add.template operator()<1>();
+  } else if (lane_bits == 1) {
+    add.template operator()<2>();
+  } else {
+    add.template operator()<4>();
+  }
 }
 
 }  // namespace selective_scan::cuda::floor

@@ -39,17 +39,14 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T, kCount>& pa
   for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(address)[i] = words.v[i];
 }
 
-__device__ __forceinline__ float to_real(float value) {
-  return value;
-}
-__device__ __forceinline__ double to_real(double value) {
-  return value;
-}
-__device__ __forceinline__ float to_real(Half value) {
-  return to_float(value);
-}
-__device__ __forceinline__ float to_real(BFloat16 value) {
-  return to_float(value);
+/// Returns an element's value in the narrowest type of arithmetic that holds it.
+template <class Element>
+__device__ __forceinline__ auto to_real(Element element) {
+  if constexpr (std::is_floating_point_v<Element>) {
+    return element;
+  } else {
+    return to_float(element);
+  }
 }
 
 /// Returns one of the two 2-byte elements of a word. Converting both takes no longer than one.

@@ -5,28 +5,19 @@
 namespace selective_scan::cuda::narrow {
 namespace {
 
-struct Launches {
-  cudaError_t (*forward)(const ForwardArgs&, const LaunchShape&, cudaStream_t);
-  cudaError_t (*backward)(const BackwardArgs&, const LaunchShape&, cudaStream_t);
-};
-
-template <class Element, int kStates, bool kDense>
-constexpr Launches kLaunches = {&Kernels<Element, kStates, kDense>::forward,
-                                &Kernels<Element, kStates, kDense>::backward};
-
-/// Returns the launches of the plan's kernels. instantiations.py has no dense kernels for fp32,
-/// whose elements are always aligned to 4 bytes, and no others for one state.
-template <class Plan>
-Launches launches_for(const ScanParams& params, const Plan& plan) {
-  return with_element_type(params.u.dtype, [&]<class Element>(Element*) -> Launches {
+/// Calls visit with the plan's kernels. instantiations.py has no dense kernels for fp32, whose
+/// elements are always aligned to 4 bytes, and no others for one state.
+template <class Plan, class Visit>
+cudaError_t with_kernels(const ScanParams& params, const Plan& plan, const Visit& visit) {
+  return with_element_type(params.u.dtype, [&]<class Element>(Element*) {
     const bool has_two = plan.padded_states == 2;
     if constexpr (sizeof(Element) == 2) {
-      if (plan.padded_states == 1) return kLaunches<Element, 1, true>;
+      if (plan.padded_states == 1) return visit(Kernels<Element, 1, true>());
       if (plan.rows.is_dense) {
-        return has_two ? kLaunches<Element, 2, true> : kLaunches<Element, 8, true>;
+        return has_two ? visit(Kernels<Element, 2, true>()) : visit(Kernels<Element, 8, true>());
       }
     }
-    return has_two ? kLaunches<Element, 2, false> : kLaunches<Element, 8, false>;
+    return has_two ? visit(Kernels<Element, 2, false>()) : visit(Kernels<Element, 8, false>());
   });
 }
 
@@ -54,7 +45,8 @@ Args make_args(const Params& params, const Plan& plan) {
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
   auto args = make_args<ForwardArgs>(params, plan);
   args.results[args.kU] = make_sequence(params.out);
-  return launches_for(params, plan).forward(args, plan.shape, stream);
+  return with_kernels(params, plan,
+                      [&]<class Own>(Own) { return Own::forward(args, plan.shape, stream); });
 }
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
@@ -65,7 +57,8 @@ cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* me
   args.results[args.kDelta] = make_sequence(params.ddelta);
   args.results[args.kZ] = make_sequence(params.dz);
   args.workspace = backward_workspace(plan.scratch, memory);
-  const cudaError_t error = launches_for(params, plan).backward(args, plan.shape, stream);
+  const cudaError_t error = with_kernels(
+      params, plan, [&]<class Own>(Own) { return Own::backward(args, plan.shape, stream); });
   if (error != cudaSuccess) return error;
   return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.padded_states},
                        stream);

@@ -108,19 +108,14 @@ RowSplit split_rows(const ConvParams& params, int64_t vector, bool is_aligned,
   return split;
 }
 
-bool is_whole(const ConvForwardParams& params) {
-  return !params.seq_idx.present() && !params.cu_seqlens.present();
-}
-bool is_whole(const ConvBackwardParams& params) {
-  return !params.seq_idx.present() && !params.cu_seqlens.present() &&
-         !params.dfinal_states.present();
-}
-
 template <class Params>
 ConvPlan make_plan(const Params& params, const Device& device, bool is_backward) {
   ConvPlan plan;
   if (params.seqlen == 0) return plan;
-  plan.is_whole = is_whole(params);
+  plan.is_whole = !params.seq_idx.present() && !params.cu_seqlens.present();
+  if constexpr (std::is_same_v<Params, ConvBackwardParams>) {
+    plan.is_whole = plan.is_whole && !params.dfinal_states.present();
+  }
   const auto split = [&](int channels, int words, int taps) {
     const int64_t resident =
         device.multiprocessors * column_blocks(words, taps, is_backward, plan.is_whole);

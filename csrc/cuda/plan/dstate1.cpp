@@ -11,9 +11,7 @@ namespace selective_scan::cuda::dstate1 {
 namespace {
 
 Refusal refuse(const ScanParams& params) {
-  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
-  if (!has_all_kernels(params.method)) return kNotThisMethod;
-  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (const Refusal refusal = refuse_other_kinds(params)) return refusal;
   if (params.batch * params.dim > kMaxBlocks) {
     return {"channels of all batch rows must be fewer than 2^31", params.batch * params.dim};
   }

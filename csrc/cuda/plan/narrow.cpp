@@ -15,9 +15,7 @@ constexpr int kPaddedStates[] = {1, 2, kMostStates};
 constexpr int kMostResidentBlocks = 32;  // per multiprocessor
 
 Refusal refuse(const ScanParams& params) {
-  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
-  if (!has_all_kernels(params.method)) return kNotThisMethod;
-  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (const Refusal refusal = refuse_other_kinds(params)) return refusal;
   if (params.dstate > kMostStates) return {"dstate must be at most 8", params.dstate};
   if (params.seqlen < 1 || params.seqlen > kMaxSteps) {
     return {"seqlen must be positive and less than 2^28", params.seqlen};

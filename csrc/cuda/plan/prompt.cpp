@@ -46,9 +46,7 @@ bool have_steps(const ForwardParams& params) {
 
 Refusal refuse(const ForwardParams& params) {
   if (params.wanted == ForwardWanted::kMapAlone) return kNotMapAlone;
-  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
-  if (!has_all_kernels(params.method)) return kNotThisMethod;
-  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  if (const Refusal refusal = refuse_other_kinds(params)) return refusal;
   if (params.dstate > kPaddedStates) return {"dstate must be at most 16", params.dstate};
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 4;  // steps, or bytes of a row
   if (params.seqlen < 1 || params.seqlen > kMost - kChunk) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../../core/params.h"
+#include "../kit/config.h"
 #include "device.h"
 
 namespace selective_scan::cuda {
@@ -20,8 +22,14 @@ constexpr Refusal refusal_of_older(const Device& device) {
   return {"the GPU's compute capability must be 8.0 or later", device.major};
 }
 
-/// The refusal of a path that only has kernels for kCommonMethod.
-constexpr Refusal kNotThisMethod{"the method must be zoh"};
+/// The refusal of paths that only have kernels for kCommonMethod with real A and variable B and C,
+/// if the call is of another kind.
+inline Refusal refuse_other_kinds(const ScanParams& params) {
+  if (params.is_complex || params.is_double) return {"A must be real and arithmetic fp32"};
+  if (!has_all_kernels(params.method)) return {"the method must be zoh"};
+  if (!params.variable_B || !params.variable_C) return {"B and C must both be variable"};
+  return {};
+}
 
 constexpr Refusal kNotEnoughSharedMemory{"blocks of this GPU have not enough shared memory"};
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "../../core/element.h"
 #include "arrays.h"
@@ -100,38 +101,29 @@ struct DenseRows {
   }
 };
 
-void skip_states(ArrayView& view, int64_t states) {
-  if (!view.present()) return;
-  view.data = element_at(view, states * view.state);
-}
-void skip_states(ForwardParams& params, int64_t states) {
-  skip_states(params.last_state, states);
-  skip_states(params.map_factor, states);
-}
-void skip_states(BackwardParams& params, int64_t states) {
-  for (ArrayView* view :
-       {&params.dlast_state, &params.dinitial_state, &params.dA, &params.dB, &params.dC}) {
-    skip_states(*view, states);
-  }
-}
-
 /// Returns the part of the call with `count` states from `first` on.
 template <class Params>
 Params slice_of(const Params& call, int64_t first, int64_t count) {
   Params params = call;
   params.dstate = count;
-  for (ArrayView* view : {&params.A, &params.B, &params.C, &params.initial_state}) {
-    skip_states(*view, first);
+  const auto skip_states = [&](std::initializer_list<ArrayView*> views) {
+    for (ArrayView* view : views) {
+      if (view->present()) view->data = element_at(*view, first * view->state);
+    }
+  };
+  skip_states({&params.A, &params.B, &params.C, &params.initial_state});
+  // D and dD belong to the first slice.
+  if (first > 0) params.D = {};
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    skip_states({&params.dlast_state, &params.dinitial_state, &params.dA, &params.dB, &params.dC});
+    if (first > 0) params.dD = {};
+  } else {
+    skip_states({&params.last_state, &params.map_factor});
   }
-  skip_states(params, first);
   if (params.states != nullptr) {
     const int64_t rows = num_saved_states(call.seqlen) * call.batch * call.dim;
     const int64_t state_bytes = (call.is_double ? 8 : 4) * (call.is_complex ? 2 : 1);
     params.states = static_cast<char*>(params.states) + first * rows * state_bytes;
-  }
-  if (first > 0) {  // D and dD belong to the first slice
-    params.D = {};
-    if constexpr (std::is_same_v<Params, BackwardParams>) params.dD = {};
   }
   return params;
 }

@@ -13,31 +13,24 @@
 
 namespace selective_scan::cuda::update {
 
-/// The inputs of a row's step, besides its state.
-template <class T, int kStates, int kPacks>
-struct StepInputs {
-  using R = real_t<T>;
-  using States = Fetched<R, kStates*(is_complex_v<T> ? 2 : 1)>;
-  Fetched<R, 1> dt;
-  Fetched<R, 1> x;
-  Fetched<R, 1> z;
-  Fetched<R, 1> input_delta;
-  States B[kPacks];
-  States C[kPacks];
-};
-
 template <class T, int kStates, int kPacks>
 class RowUpdates {
   using R = real_t<T>;
-  using Inputs = StepInputs<T, kStates, kPacks>;
+  static constexpr int kReals = kStates * (is_complex_v<T> ? 2 : 1);
   /// Bytes of a real number of the states; if 16 bytes hold eight states, it can only be two.
   static constexpr int kStateSize = kStates == 8 ? 2 : sizeof(R);
-  using FetchedStates = Fetched<R, kStates*(is_complex_v<T> ? 2 : 1), kStateSize>;
+  using FetchedStates = Fetched<R, kReals, kStateSize>;
+
+  /// The inputs of a row's step, besides its state.
+  struct Inputs {
+    Fetched<R, 1> dt, x, z, input_delta;
+    Fetched<R, kReals> B[kPacks], C[kPacks];
+  };
 
  public:
   __device__ __forceinline__ RowUpdates(const UpdateParams& params, const UpdatePlan& plan)
       : params_(params), plan_(plan), place_(params, plan) {
-    typename Inputs::States A[kPacks];
+    Fetched<R, kReals> A[kPacks];
     Fetched<R, 1> D, dt_bias;
     if (place_.exists) {
       for_each_pack([&](int p, int first) {
