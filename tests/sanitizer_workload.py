@@ -38,13 +38,7 @@ import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
 import test_streamed_backward as streamed
 from accuracy import Error
-from problem import (
-    DTYPES,
-    LAYOUTS,
-    METHODS,
-    Case,
-    run,
-)
+from problem import DTYPES, LAYOUTS, METHODS, Case, run
 
 
 def selective_scan_cases():

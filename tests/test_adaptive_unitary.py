@@ -12,14 +12,7 @@ import torch
 from accuracy import assert_accurate, assert_same_bits
 from cases import Axes
 from opchecks import gradcheck
-from problem import (
-    Draws,
-    differentiate,
-    generator,
-    laid_out,
-    moved,
-    plain_solutions,
-)
+from problem import Draws, differentiate, generator, laid_out, moved, plain_solutions
 from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128

@@ -13,14 +13,7 @@ from cases import Axes
 from graphs import capture
 from opchecks import gradcheck
 from oracle import Recurrence
-from problem import (
-    Draws,
-    differentiate,
-    laid_out,
-    lay_out,
-    moved,
-    plain_solutions,
-)
+from problem import Draws, differentiate, laid_out, lay_out, moved, plain_solutions
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128

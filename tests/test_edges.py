@@ -4,17 +4,7 @@ import pytest
 import torch
 
 from accuracy import Tolerance, complaint
-from problem import (
-    TENSORS,
-    Case,
-    check,
-    detached,
-    inputs_on,
-    lay_out,
-    make,
-    reference,
-    run,
-)
+from problem import TENSORS, Case, check, detached, inputs_on, lay_out, make, reference, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 SMALL = Case(dim=4, dstate=4, seqlen=40)

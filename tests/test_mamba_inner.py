@@ -10,11 +10,7 @@ import torch.nn.functional as F
 
 from accuracy import Error, assert_accurate, assert_same_bits
 from cases import Axes
-from problem import (
-    generator,
-    lay_out,
-    plain_solutions,
-)
+from problem import generator, lay_out, plain_solutions
 from selective_scan import mamba_inner_fn, mamba_inner_ref
 from selective_scan._discretization import METHODS
 from selective_scan.mamba_inner import rms_norm

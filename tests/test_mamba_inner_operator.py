@@ -9,9 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accuracy import Error
 from opchecks import QUICK, THOROUGH, gradcheck, opcheck_forward
-from problem import (
-    generator,
-)
+from problem import generator
 from selective_scan import mamba_inner_fn
 from selective_scan._checks import HALF
 from selective_scan._mamba_operators import MAMBA_INNER

@@ -9,10 +9,7 @@ import torch
 from accuracy import Error
 from cases import Axes
 from opchecks import gradcheck
-from problem import (
-    Draws,
-    laid_out,
-)
+from problem import Draws, laid_out
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, BF16, C64 = torch.float32, torch.float64, torch.bfloat16, torch.complex64

@@ -10,10 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accuracy import Error
 from cases import Axes
 from in_place import in_float64
-from problem import (
-    METHODS,
-    generator,
-)
+from problem import METHODS, generator
 from s6_step import s6_step, s6_step_ref
 from selective_scan._s6_step import StackTensors
 

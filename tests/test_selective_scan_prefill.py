@@ -11,12 +11,7 @@ import torch
 from accuracy import Error
 from cases import Axes, assert_refused
 from in_place import check_in_place
-from problem import (
-    METHODS,
-    Draws,
-    counterpart,
-    laid_out,
-)
+from problem import METHODS, Draws, counterpart, laid_out
 from selective_scan import selective_scan_fn, selective_scan_prefill, selective_scan_prefill_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128

@@ -8,12 +8,7 @@ import torch
 from accuracy import Error
 from cases import Axes
 from in_place import check_in_place
-from problem import (
-    METHODS,
-    Draws,
-    counterpart,
-    laid_out,
-)
+from problem import METHODS, Draws, counterpart, laid_out
 from selective_scan import selective_scan_fn, selective_state_update, selective_state_update_ref
 from selective_scan.selective_state_update import update_by_log
 

@@ -7,16 +7,7 @@ import torch
 
 from accuracy import assert_same_bits
 from graphs import capture
-from problem import (
-    Case,
-    check_results,
-    detached,
-    differentiate,
-    inputs_on,
-    make,
-    op_arguments,
-    run,
-)
+from problem import Case, check_results, detached, differentiate, inputs_on, make, op_arguments, run
 from selective_scan import S6, selective_scan_fn
 from selective_scan.compat.config_mamba import MambaConfig
 from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
