@@ -276,16 +276,9 @@ def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
         delta = 2 * scale * torch.rand(1, dim, seqlen, generator=random)
     B = torch.zeros(dim, n, device=device)
     delta, initial = delta.to(device), initial.to(device)
-    _, last = selective_scan_fn(
-        torch.zeros_like(delta),
-        delta,
-        A.to(device),
-        B,
-        B,
-        return_last_state=True,
-        discretization_method="bilinear",
-        initial_state=initial,
-    )
+    options = {"discretization_method": "bilinear", "initial_state": initial}
+    given = (torch.zeros_like(delta), delta, A.to(device), B, B)
+    _, last = selective_scan_fn(*given, return_last_state=True, **options)
     ratio = last.double().norm(dim=-1) / initial.double().norm(dim=-1)
     assert (ratio - 1).abs().max() <= 1e-4
 
@@ -301,19 +294,10 @@ def test_order_of_convergence():
     system[:n, :n], system[:n, n] = A[0], B[0]
     start = torch.cat([initial[0, 0], torch.ones(1, dtype=F64)])
     exact = torch.from_numpy(scipy.linalg.expm(system.numpy())) @ start
-    errors = []
+    errors, options = [], {"discretization_method": "bilinear", "initial_state": initial}
     for steps in (16, 32, 64, 128):
         u = torch.ones(1, 1, steps, dtype=F64)
-        _, last = selective_scan_fn(
-            u,
-            u / steps,
-            A,
-            B,
-            B,
-            return_last_state=True,
-            discretization_method="bilinear",
-            initial_state=initial,
-        )
+        _, last = selective_scan_fn(u, u / steps, A, B, B, return_last_state=True, **options)
         errors.append((last[0, 0] - exact[:n]).norm().item())
     ratios = [a / b for a, b in itertools.pairwise(errors)]
     assert all(3.8 < ratio < 4.2 for ratio in ratios), errors
