@@ -185,14 +185,6 @@ def test_reference_backend_is_the_reference(device):
     assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_backend_must_match_the_tensors(backend):
-    inputs = {name: tensor.detach().to("meta") for name, tensor in inputs_on(SMALL, "cpu").items()}
-    message = f"^selective_scan: backend '{backend}' needs tensors on {backend}, got meta$"
-    with pytest.raises(ValueError, match=message):
-        selective_scan_fn(**inputs, backend=backend)
-
-
 def test_device_without_kernels(monkeypatch):
     monkeypatch.setattr(_library, "devices", {"cpu"})
     inputs = {name: tensor.detach().to("meta") for name, tensor in inputs_on(SMALL, "cpu").items()}
