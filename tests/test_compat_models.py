@@ -388,9 +388,6 @@ def test_a_head_learns_from_single_tokens():
 @torch.no_grad()
 def test_hooks_for_all_modules_see_an_embedding_once():
     model, seen = make_model(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part))
-    try:
+    with nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part)):
         step_by_step(model, torch.randint(VOCAB, (2, 7)))
-    finally:
-        handle.remove()
     assert seen.count(model.backbone.embedding) == 4  # a prompt and three tokens
