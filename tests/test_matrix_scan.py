@@ -13,12 +13,12 @@ from opchecks import gradcheck, in_order, opcheck_forward
 from problem import (
     Case,
     check_against,
-    differentiate,
     generator,
     lay_out,
     make,
     moved,
     plain_solutions,
+    results_of,
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
 
@@ -49,10 +49,8 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor | None]:
 
 def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor]:
     """Returns outputs and gradients."""
-    out, last_state = scan(**inputs, **make(case).options, return_last_state=True)
-    outputs = {"out": out, "last_state": last_state}
-    cotangents = {name: value.to(outputs[name]) for name, value in make(case).cotangents.items()}
-    return outputs | differentiate(outputs, inputs, cotangents)
+    scanned = scan(**inputs, **make(case).options, return_last_state=True)
+    return results_of(scanned, inputs, make(case).cotangents)
 
 
 def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
