@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from layers import error, loss_of
 from opchecks import Ops, in_order, needs_pytorch, opcheck_forward
-from problem import TENSORS, Case, inputs_on, options_on
+from problem import TENSORS, Case, detached, inputs_on, options_on
 from selective_scan import S6, selective_scan_fn
 from test_s6 import KINDS
 
@@ -49,10 +49,7 @@ def ops():
 def arguments(case, device, requires_grad):
     """Returns the forward op's arguments without save_states."""
     given = inputs_on(case, device)
-    for tensor in given.values():
-        if tensor is not None:
-            tensor.requires_grad_(requires_grad)
-    given |= options_on(case, device)
+    given = (given if requires_grad else detached(given)) | options_on(case, device)
     return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
