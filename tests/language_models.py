@@ -7,18 +7,22 @@ from torch import nn
 from selective_scan import mamba_inner_ref
 
 VOCAB, PADDED, DIM, INNER, STATES, RANK, LAYERS = 37, 40, 24, 48, 16, 2, 3
-PARTS = {
-    "norm.weight": (DIM,),
-    "mixer.A_log": (INNER, STATES),
-    "mixer.D": (INNER,),
-    "mixer.in_proj.weight": (2 * INNER, DIM),
-    "mixer.conv1d.weight": (INNER, 1, 4),
-    "mixer.conv1d.bias": (INNER,),
-    "mixer.x_proj.weight": (RANK + 2 * STATES, INNER),
-    "mixer.dt_proj.weight": (INNER, RANK),
-    "mixer.dt_proj.bias": (INNER,),
-    "mixer.out_proj.weight": (DIM, INNER),
-}
+
+
+def parts_of_layers(dim: int, inner: int, states: int, rank: int, width: int = 4) -> dict:
+    """Returns the shapes of a layer's weights by their names in a checkpoint."""
+    return {
+        "mixer.A_log": (inner, states),
+        "mixer.D": (inner,),
+        "mixer.in_proj.weight": (2 * inner, dim),
+        "mixer.conv1d.weight": (inner, 1, width),
+        "mixer.conv1d.bias": (inner,),
+        "mixer.x_proj.weight": (rank + 2 * states, inner),
+        "mixer.dt_proj.weight": (inner, rank),
+        "mixer.dt_proj.bias": (inner,),
+        "mixer.out_proj.weight": (dim, inner),
+        "norm.weight": (dim,),
+    }
 
 
 def published_config() -> dict:
@@ -38,8 +42,9 @@ def published_config() -> dict:
 def published_weights() -> dict[str, torch.Tensor]:
     """Returns random weights with the names and shapes of a checkpoint."""
     shapes = {"backbone.embedding.weight": (PADDED, DIM), "backbone.norm_f.weight": (DIM,)}
+    parts = parts_of_layers(DIM, INNER, STATES, RANK)
     for layer in range(LAYERS):
-        shapes |= {f"backbone.layers.{layer}.{name}": shape for name, shape in PARTS.items()}
+        shapes |= {f"backbone.layers.{layer}.{name}": shape for name, shape in parts.items()}
     weights = {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
     return weights | {"lm_head.weight": weights["backbone.embedding.weight"]}
 

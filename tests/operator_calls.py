@@ -377,6 +377,16 @@ def _of_tensors(function: Callable, arguments: dict) -> Call:
     return call, [leaf for it, leaf in zip(is_tensor, leaves, strict=True) if it]
 
 
+def with_tuple(function: Callable) -> Callable[..., tuple]:
+    """Returns a function that returns a single result as a tuple, too."""
+
+    def call(*arguments, **options):
+        result = function(*arguments, **options)
+        return result if isinstance(result, tuple) else (result,)
+
+    return call
+
+
 def make(name: str, device: str, seqlen: int = 70) -> Call:
     """Returns a function and its arguments, all of them tensors."""
     if name in DIFFERENTIABLE:

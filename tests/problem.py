@@ -297,16 +297,19 @@ def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, to
     return {f"d{name}": grad for name, grad in zip(present, gradients, strict=True)}
 
 
+def results_of(out_and_state: tuple, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:
+    """Returns out, last_state and the gradients of the inputs. The cotangents, by the names of the
+    outputs, are moved and cast to those."""
+    outputs = dict(zip(("out", "last_state"), out_and_state, strict=True))
+    given = {name: value.to(outputs[name]) for name, value in cotangents.items()}
+    return outputs | differentiate(outputs, inputs, given)
+
+
 def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, torch.Tensor]:
     """Returns the outputs and gradients of a backend."""
-    problem = make(case)
-    inputs = inputs_on(case, device)
-    out, last_state = selective_scan_fn(
-        **inputs, **options_on(case, device), return_last_state=True, backend=backend
-    )
-    outputs = {"out": out, "last_state": last_state}
-    cotangents = {name: value.to(device) for name, value in problem.cotangents.items()}
-    return outputs | differentiate(outputs, inputs, cotangents)
+    inputs, options = inputs_on(case, device), options_on(case, device)
+    scanned = selective_scan_fn(**inputs, **options, return_last_state=True, backend=backend)
+    return results_of(scanned, inputs, make(case).cotangents)
 
 
 def reference(case: Case) -> dict[str, torch.Tensor]:
@@ -353,15 +356,8 @@ def plain_results(case: Case, count: int = 4) -> list[dict[str, torch.Tensor]]:
 
 def _solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
     """Computes outputs and gradients by plain loops over time, in the dtype of the inputs."""
-    problem = make(case)
-    dtype = inputs["u"].dtype
-    out, last_state = scan_sequences(oracle.scan, inputs, dict(problem.options))
-    outputs = {"out": out, "last_state": last_state}
-    cotangents = {
-        name: value.to(counterpart(dtype, value.is_complex()))
-        for name, value in problem.cotangents.items()
-    }
-    return outputs | differentiate(outputs, inputs, cotangents)
+    scanned = scan_sequences(oracle.scan, inputs, dict(make(case).options))
+    return results_of(scanned, inputs, make(case).cotangents)
 
 
 def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,13 +4,14 @@ The processes are forked from one that has imported the packages whose import ta
 not imported selective_scan, so that a program imports the one under test.
 """
 
+import importlib
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -45,6 +46,27 @@ def run(
             process.join()
         status, (out, err) = process.exitcode, (file.read_text() for file in files)
     return subprocess.CompletedProcess([sys.executable, *command], status, out, err)
+
+
+def run_python(
+    *arguments: object,
+    paths: Sequence[Path] = (),
+    environment: Mapping[str, str] | None = None,
+    limit: float | None = LIMIT_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python arguments` in a process that has imported nothing yet. It finds the package
+    under test, and modules in the folders `paths`."""
+    package = Path(importlib.import_module("selective_scan").__file__).resolve().parents[1]
+    folders = {"PYTHONPATH": os.pathsep.join(map(str, (package, *paths)))}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=package,  # -c searches there first
+        env=os.environ | folders | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
 
 
 def _run(command: list[str], environment: dict[str, str], files: list[Path]) -> None:

@@ -41,16 +41,8 @@ def s6_step_ref(
     out_dtype = hidden.dtype if head is None else head.dtype
     _, is_live = slots_of_rows(call, "state_batch_indices", stack.state[0])
     residual = compose_step(
-        causal_conv1d_update_ref,
-        selective_state_update_ref,
-        hidden.to(dtype),
-        stack,
-        norm_f,
-        head,
-        state_batch_indices,
-        eps,
-        delta_softplus,
-        discretization_method,
+        *(causal_conv1d_update_ref, selective_state_update_ref, hidden.to(dtype), stack),
+        *(norm_f, head, state_batch_indices, eps, delta_softplus, discretization_method),
     )
     return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
 
@@ -78,10 +70,6 @@ def s6_step(
     options = (eps, delta_softplus, discretization_method)
     arguments = (hidden, *stack, *tensors, *options)
     if not S6_STEP.has_kernels((*arguments, backend)):
-        return s6_step_ref(
-            *(hidden, stack, *tensors),
-            eps=eps,
-            delta_softplus=delta_softplus,
-            discretization_method=discretization_method,
-        )
+        names = ("eps", "delta_softplus", "discretization_method")
+        return s6_step_ref(hidden, stack, *tensors, **dict(zip(names, options, strict=True)))
     return S6_STEP(*arguments)

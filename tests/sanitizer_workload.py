@@ -7,7 +7,6 @@ boundaries. Results are compared with those of the CPU kernels or the reference,
 not vacuous. An OPERATOR is a name in CHECKS; without any, all of them run.
 """
 
-import dataclasses
 import itertools
 import os
 import secrets
@@ -38,13 +37,7 @@ import test_selective_scan_prefill as prefill
 import test_selective_state_update as update
 import test_streamed_backward as streamed
 from accuracy import Error
-from problem import (
-    DTYPES,
-    LAYOUTS,
-    METHODS,
-    Case,
-    run,
-)
+from problem import DTYPES, LAYOUTS, METHODS, Case, run
 
 
 def selective_scan_cases():
@@ -108,30 +101,27 @@ def special_cases():
 
 def diagonal_cases():
     base = diagonal.Case()
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+    for dtype in DTYPES:
+        of = base.with_(a=dtype, b=dtype)
         for shape in ((3, 1), (5, 64), (2, 5, 67), (2, 3, 257), (70, 1000)):
-            yield dataclasses.replace(base, a=dtype, b=dtype, shape=shape, reverse=len(shape) == 2)
-        for shape in ((2, 5, 67), (2, 40, 300), (1, 2, 5000)):
-            yield dataclasses.replace(base, a=dtype, b=dtype, shape=shape, layout="channel_last")
+            yield of.with_(shape=shape, reverse=len(shape) == 2)
+        yield from of.each(shape=((2, 5, 67), (2, 40, 300), (1, 2, 5000)), layout=("channel_last",))
     for dtype in (torch.complex64, torch.complex128):
-        for layout in ("contiguous", "channel_last"):
-            yield dataclasses.replace(base, a=dtype, b=dtype, initial_state=dtype, layout=layout)
-    yield dataclasses.replace(base, a=torch.bfloat16, shape=(3, 5000))
-    yield dataclasses.replace(base, a_shape=(5, 1))
-    yield dataclasses.replace(base, a_shape=(5, 1), layout="channel_last")
-    yield dataclasses.replace(base, shape=(1, 5000), a_shape=(1, 1))
+        of = base.with_(a=dtype, b=dtype, initial_state=dtype)
+        yield from of.each(layout=("contiguous", "channel_last"))
+    yield base.with_(a=torch.bfloat16, shape=(3, 5000))
+    yield from base.each(a_shape=((5, 1),), layout=("contiguous", "channel_last"))
+    yield base.with_(shape=(1, 5000), a_shape=(1, 1))
 
 
 def unitary_cases():
     base = unitary.Case()
-    for dstate in (1, 4, 7, 16, 33, 70):
-        yield dataclasses.replace(base, dstate=dstate)
-    for seqlen in (1, 63, 64, 65, 200):
-        yield dataclasses.replace(base, seqlen=seqlen, z=False, initial_state=False)
-    yield dataclasses.replace(base, B="grouped", C="shared", groups=1)
-    yield dataclasses.replace(base, B="grouped", C="grouped", dstate=20)
-    yield dataclasses.replace(base, dtype=torch.float64, parameter_dtype=torch.float64)
-    yield dataclasses.replace(base, dtype=torch.bfloat16, layout="channel_last")
+    yield from base.each(dstate=(1, 4, 7, 16, 33, 70))
+    yield from base.with_(z=False, initial_state=False).each(seqlen=(1, 63, 64, 65, 200))
+    yield base.with_(B="grouped", C="shared", groups=1)
+    yield base.with_(B="grouped", C="grouped", dstate=20)
+    yield base.with_(dtype=torch.float64, parameter_dtype=torch.float64)
+    yield base.with_(dtype=torch.bfloat16, layout="channel_last")
 
 
 def matrix_cases():
@@ -161,26 +151,21 @@ def check_boundaries() -> int:
     return len(cases) + 2 * len(packed.BAD_BOUNDS) + 3
 
 
-def check_selective_scan() -> int:
-    count = 0
-    for case in selective_scan_cases():
-        on_cuda, on_cpu = run(case, "cuda"), run(case, "cpu")
-        for name, expected in on_cpu.items():
-            wide = torch.complex128 if expected.is_complex() else torch.float64
-            error = Error.of(on_cuda[name].detach().cpu().to(wide), expected.detach().to(wide))
-            limit = 2e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
-            if error.relative_l2 > limit:
-                raise SystemExit(f"{case}: {name} differs from the CPU's: {error}")
-        count += 1
-    return count
+def check_selective_scan(case, device) -> None:
+    on_cuda, on_cpu = run(case, device), run(case, "cpu")
+    for name, expected in on_cpu.items():
+        wide = torch.complex128 if expected.is_complex() else torch.float64
+        error = Error.of(on_cuda[name].detach().cpu().to(wide), expected.detach().to(wide))
+        limit = 2e-2 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        if error.relative_l2 > limit:
+            raise SystemExit(f"{case}: {name} differs from the CPU's: {error}")
 
 
 def check_all(check, cases) -> int:
-    count = 0
+    cases = list(cases)
     for case in cases:
         check(case, "cuda")
-        count += 1
-    return count
+    return len(cases)
 
 
 def check_mamba_inner(case, device) -> None:
@@ -189,7 +174,7 @@ def check_mamba_inner(case, device) -> None:
 
 
 CHECKS = {
-    "selective_scan": check_selective_scan,
+    "selective_scan": lambda: check_all(check_selective_scan, selective_scan_cases()),
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
     "packed_diagonal": lambda: check_all(packed_diagonal.check, packed_diagonal.CASES),
     "boundaries": check_boundaries,

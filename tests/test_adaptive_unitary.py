@@ -12,14 +12,7 @@ import torch
 from accuracy import assert_accurate, assert_same_bits
 from cases import Axes
 from opchecks import gradcheck
-from problem import (
-    Draws,
-    differentiate,
-    generator,
-    laid_out,
-    moved,
-    plain_solutions,
-)
+from problem import Draws, generator, laid_out, moved, plain_solutions, results_of
 from selective_scan import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -81,9 +74,7 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
 
 def solve(scan, inputs, cotangents) -> dict[str, torch.Tensor]:
     """Returns the outputs, and the gradients of the inputs that are not None."""
-    results = dict(zip(("out", "last_state"), scan(**inputs, return_last_state=True), strict=True))
-    given = {name: cotangents[name].to(result) for name, result in results.items()}
-    return results | differentiate(results, inputs, given)
+    return results_of(scan(**inputs, return_last_state=True), inputs, cotangents)
 
 
 def make_cotangents(case: Case) -> dict[str, torch.Tensor]:

@@ -12,11 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accuracy import Error
 from cases import Axes
 from changed_parts import CHANGES, Change
-from problem import (
-    DTYPES,
-    generator,
-    lay_out,
-)
+from problem import DTYPES, generator, lay_out
 from selective_scan import S6, MambaMixer
 from selective_scan._add_norm import add_rms_norm
 from selective_scan._plain_mixer import has_no_hooks

@@ -13,16 +13,19 @@ import operator_calls
 import problem
 import selective_scan
 import test_adaptive_unitary as unitary
+import test_causal_conv1d as convolution
 import test_diagonal_scan as diagonal
 from layers import error, loss_of
 from opchecks import Ops
-from selective_scan import S6, diagonal_scan_fn, selective_scan_fn
+from selective_scan import S6, diagonal_scan_fn, selective_scan_fn, selective_scan_ref
 
 ENTRIES = 3
-CONVOLUTION = ((2, 4, 9), (4, 3), (4,))  # shapes of x, weight, bias
 F64, C128 = torch.float64, torch.complex128
 SMALL = problem.Case(dim=4, seqlen=70, dstate=3, dtype=F64)
 UNITARY = unitary.Case(dim=4, seqlen=70, dstate=3, dtype=F64, parameter_dtype=F64)
+CONVOLUTION = convolution.Case(
+    dim=4, seqlen=9, width=3, states=False, dtype=F64, weight_dtype=F64, state_dtype=F64
+)
 DIAGONAL = diagonal.Case(shape=(2, 4, 9), a=F64, b=F64, initial_state=F64)
 CASES = {
     "grouped": SMALL,
@@ -32,12 +35,13 @@ CASES = {
     "complex": SMALL.with_(complex=True, B="packed", C="shared"),
     "packed groups": SMALL.with_(complex=True, B="packed_grouped", C="constant"),
     "unitary": UNITARY,
-    "unitary, grouped B": unitary.Case(**{**vars(UNITARY), "B": "grouped"}),
-    "unitary, shared": unitary.Case(**{**vars(UNITARY), "B": "shared", "C": "shared", "z": False}),
+    "unitary, grouped B": UNITARY.with_(B="grouped"),
+    "unitary, shared": UNITARY.with_(B="shared", C="shared", z=False),
+    "convolution": CONVOLUTION,
+    "convolution with states": CONVOLUTION.with_(states=True),
+    "packed convolution": CONVOLUTION.with_(batch=1, cu_seqlens=(0, 4, 9)),
     "diagonal": DIAGONAL,
-    "diagonal, a pole a channel": diagonal.Case(
-        shape=(2, 4, 9), a_shape=(4, 1), a=C128, b=F64, initial_state=None
-    ),
+    "diagonal, a pole a channel": DIAGONAL.with_(a_shape=(4, 1), a=C128, initial_state=None),
 }
 
 
@@ -60,15 +64,18 @@ def call(request, device):
     elif isinstance(case, unitary.Case):
         inputs = unitary.make(case, device)
         function, options = selective_scan.adaptive_unitary_scan_fn, {"return_last_state": True}
+    elif isinstance(case, convolution.Case):
+        made = convolution.make(case, device)
+        inputs, options = made.tensors, made.options
+        function = selective_scan.causal_conv1d_fn
     else:
         inputs, function, options = diagonal.make(case, device), diagonal_scan_fn, {}
     inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
     def results(*tensors):
-        result = function(**dict(zip(inputs, tensors, strict=True)), **options)
-        return result if isinstance(result, tuple) else (result,)
+        return function(**dict(zip(inputs, tensors, strict=True)), **options)
 
-    return results, [tensor.detach() for tensor in inputs.values()]
+    return operator_calls.with_tuple(results), [tensor.detach() for tensor in inputs.values()]
 
 
 @pytest.fixture
@@ -80,6 +87,11 @@ def plain(device):
 
 def loss(results):
     return functools.reduce(operator.add, (result.abs().square().sum() for result in results))
+
+
+def gradient_of(results, tensors):
+    """Returns the function that computes the gradients of all tensors."""
+    return grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
 
 
 def entries_of(tensor, dim):
@@ -134,7 +146,7 @@ def test_results_and_the_gradients_of_a_mapped_call(call):
 def test_gradients_of_each_entry(call):
     """vmap of grad returns each entry's gradient of every tensor, mapped or not."""
     results, tensors = call
-    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    gradient = gradient_of(results, tensors)
     for is_mapped in subsets(len(tensors)):
         inputs, in_dims = mapped_inputs(tensors, is_mapped)
         actual = vmap(gradient, in_dims)(*inputs)
@@ -154,9 +166,10 @@ def test_mapped_sequences_take_one_launch(plain, is_mapped):
     torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), inputs))
 
 
-def test_every_subset_of_the_arguments(plain):
+@pytest.mark.parametrize("scan", [selective_scan_fn, selective_scan_ref])
+def test_every_subset_of_the_arguments(scan, plain):
     def results(*given):
-        return selective_scan_fn(*given, return_last_state=True)
+        return scan(*given, return_last_state=True)
 
     for is_mapped in itertools.product([False, True], repeat=5):
         if any(is_mapped):
@@ -173,11 +186,9 @@ def test_jacobians(device):
         return selective_scan_fn(u, **fixed)
 
     expected = torch.autograd.functional.jacobian(scan, u)
-    torch.testing.assert_close(
-        torch.autograd.functional.jacobian(scan, u, vectorize=True), expected
-    )
-    torch.testing.assert_close(jacrev(scan)(u), expected)
-    torch.testing.assert_close(jacrev(scan, chunk_size=2)(u), expected)
+    vectorized = torch.autograd.functional.jacobian(scan, u, vectorize=True)
+    for actual in (vectorized, jacrev(scan)(u), jacrev(scan, chunk_size=2)(u)):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_gradcheck_of_batched_gradients(call):
@@ -241,7 +252,7 @@ def test_nested_maps(plain):
 def test_a_map_over_nothing(call):
     results, tensors = call
     one = results(*tensors)
-    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    gradient = gradient_of(results, tensors)
     for i, tensor in enumerate(tensors):
         inputs, in_dims = list(tensors), [None] * len(tensors)
         inputs[i], in_dims[i] = tensor.new_zeros(0, *tensor.shape), 0
@@ -297,43 +308,14 @@ def test_compiled(plain):
     torch.testing.assert_close(compiled(poles), ensemble(poles))
 
 
-@pytest.mark.parametrize("kind", ["plain", "states", "packed"])
-def test_causal_convolution(kind, device):
-    x, weight, bias = (torch.randn(*shape, dtype=F64, device=device) for shape in CONVOLUTION)
-    tensors, options = [x, weight, bias], {"activation": "silu"}
-    if kind == "states":
-        tensors.append(torch.randn(2, 4, 2, dtype=F64, device=device))
-        options["return_final_states"] = True
-    if kind == "packed":
-        tensors[0] = x[:1]
-        options["cu_seqlens"] = torch.tensor([0, 4, 9], device=device)
-
-    def results(x, weight, bias, initial_states=None):
-        result = selective_scan.causal_conv1d_fn(
-            x, weight, bias, initial_states=initial_states, **options
-        )
-        return result if isinstance(result, tuple) else (result,)
-
-    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
-    for is_mapped in subsets(len(tensors)):
-        inputs, in_dims = mapped_inputs(tensors, is_mapped)
-        for function in (results, gradient):
-            actual = vmap(function, in_dims)(*inputs)
-            torch.testing.assert_close(actual, of_each(function, inputs, in_dims))
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", operator_calls.DIFFERENTIABLE)
 def test_every_operator(name, device):
     """Every operator works under vmap; ops without a batching rule are called for each entry."""
     function, tensors = operator_calls.make(name, device)
     tensors = [tensor.to(torch.promote_types(tensor.dtype, F64)) for tensor in tensors]
-
-    def results(*given):
-        result = function(*given)
-        return result if isinstance(result, tuple) else (result,)
-
-    gradient = grad(lambda *given: loss(results(*given)), argnums=tuple(range(len(tensors))))
+    results = operator_calls.with_tuple(function)
+    gradient = gradient_of(results, tensors)
     for is_mapped in ([True] * len(tensors), [i == 0 for i in range(len(tensors))]):
         inputs, in_dims = mapped_inputs(tensors, is_mapped)
         for each in (results, gradient):

@@ -34,14 +34,8 @@ PASSES = ("forward", "backward", "forward + backward")
 def test_a_program_starts_anew_to_keep_freed_memory():
     code = "import os; from harness.timing import keep_freed_memory; keep_freed_memory(); "
     code += "print(os.environ['GLIBC_TUNABLES'])"
-    environment = {"PYTHONPATH": str(BENCHMARKS), "GLIBC_TUNABLES": "glibc.malloc.check=0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
+    done = programs.run_python("-c", code, paths=[BENCHMARKS], environment=environment)
     kept = f"{environment['GLIBC_TUNABLES']}:{ENVIRONMENT['GLIBC_TUNABLES']}\n"
     assert done.stdout == kept, done.stderr
 
@@ -268,16 +262,10 @@ def test_help_has_an_example(name, stops, capsys):
 
 @pytest.mark.slow
 def test_ranks_are_set_against_one_of_them(tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     program, record = BENCHMARKS / "benchmark_distributed.py", tmp_path / "rows.json"
     sizes = ("--device", "cpu", "--shape", "1,16,101,4", "--runs", "2", "--json", record)
-    done = subprocess.run(
-        [*torchrun, str(program), *map(str, sizes)],
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = programs.run_python(*torchrun, program, *sizes, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks, (1, 16, 101, 4), float32, zoh" in done.stdout
     record = json.loads(record.read_text())

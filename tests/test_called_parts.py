@@ -147,49 +147,11 @@ def test_weights_for_mamba_are_of_plain_layers_alone():
 # --- other types of layers ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_bias_of_x_proj_counts(kind, device):
-    layer, x = make(kind, device), sequence(device)
-    x_proj = layer.x_proj
-    layer.x_proj = nn.Linear(x_proj.in_features, x_proj.out_features, device=device)
-    nn.init.normal_(layer.x_proj.bias)
-    check(layer, x)
-
-
 def convolution(layer: MambaMixer, kernel_size: int | None = None, **options: object) -> nn.Conv1d:
     """Returns a convolution padded by as many zeros as it looks back, unless the options differ."""
     channels, width = layer.d_inner, kernel_size or layer.d_conv
     given = {"padding": (width - 1) * options.get("dilation", 1), "groups": channels} | options
     return nn.Conv1d(channels, channels, width, **given, device=layer.D.device)
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_convolution_over_channels_is_called(kind, device):
-    layer, x = make(kind, device), sequence(device)
-    layer.conv1d = convolution(layer, groups=2)
-    check(layer, x)
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_convolution_with_dilation_is_called(kind, device):
-    """A cache refuses dilation, since a step then needs more previous ones than a cache keeps."""
-    layer, x = make(kind, device), sequence(device)
-    layer.conv1d = convolution(layer, dilation=2)
-    assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
-    if not layer.bidirectional:
-        with pytest.raises(ValueError, match="conv1d must be without dilation where there is a"):
-            results(layer, x)
-    if kind == "MambaMixer":
-        cache = layer.allocate_cache(BATCH)
-        with torch.no_grad(), pytest.raises(ValueError, match="conv1d must be without dilation"):
-            layer(x[:, :1], cache=cache)
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_convolution_in_a_container_is_called(kind, device):
-    layer, x = make(kind, device), sequence(device)
-    layer.conv1d = nn.Sequential(hooked(layer.conv1d), nn.Dropout(0))
-    check(layer, x)
 
 
 class Doubling(nn.Conv1d):
@@ -199,27 +161,60 @@ class Doubling(nn.Conv1d):
         return 2 * super()._conv_forward(*arguments)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_convolution_of_its_own_class_is_called(kind, device):
-    layer, x = make(kind, device), sequence(device)
+def bias_x_proj(layer: MambaMixer) -> None:
+    layer.x_proj.bias = nn.Parameter(torch.randn_like(layer.x_proj.weight[:, 0]))
+
+
+def join_channels(layer: MambaMixer) -> None:
+    layer.conv1d = convolution(layer, groups=2)
+
+
+def contain_the_convolution(layer: MambaMixer) -> None:
+    layer.conv1d = nn.Sequential(hooked(layer.conv1d), nn.Dropout(0))
+
+
+def double_the_convolution(layer: MambaMixer) -> None:
     layer.conv1d.__class__ = Doubling
+
+
+@pytest.mark.parametrize(
+    "change", [bias_x_proj, join_channels, contain_the_convolution, double_the_convolution]
+)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_a_part_became_is_called(kind, change, device):
+    layer, x = make(kind, device), sequence(device)
+    change(layer)
     check(layer, x)
 
 
-PADDINGS = [{"padding": "same"}, {"padding_mode": "circular"}, {"padding_mode": "reflect"}]
+# Convolutions that need other steps than a cache keeps, and what a cache asks for instead.
+BEYOND_A_CACHE = [
+    ({"dilation": 2}, "without dilation"),
+    *(
+        (options, "padded by . zeros")
+        for options in (
+            {"padding": "same"},
+            {"padding_mode": "circular"},
+            {"padding_mode": "reflect"},
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("options", PADDINGS, ids=str)
+@pytest.mark.parametrize(("options", "wanted"), BEYOND_A_CACHE, ids=str)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_a_convolution_behind_other_steps_is_called(kind, options, device):
-    """A cache does not keep the other steps and refuses such a convolution."""
+def test_a_convolution_of_other_steps_is_called_and_takes_no_cache(kind, options, wanted, device):
     layer, x = make(kind, device), sequence(device)
     layer.conv1d = convolution(layer, **options)
     assert error(layer(x), exact(layer, x)) < BOUNDS[x.dtype]
+    refusal = f"conv1d must be {wanted} where there is a"
     if not layer.bidirectional:
-        with pytest.raises(ValueError, match=r"conv1d must be padded by . zeros where there is a"):
+        with pytest.raises(ValueError, match=refusal):
             results(layer, x)
+    if kind == "MambaMixer":
+        with torch.no_grad(), pytest.raises(ValueError, match=refusal):
+            layer(x[:, :1], cache=layer.allocate_cache(BATCH))
 
 
 @pytest.mark.parametrize("is_hooked", [False, True])

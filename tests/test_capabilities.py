@@ -6,15 +6,13 @@ were not chosen solve problems, each in its own process.
 """
 
 import itertools
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import selective_scan
+import programs
 import test_adaptive_unitary as unitary
 import test_denormals as denormals
 import test_diagonal_scan as diagonal
@@ -128,15 +126,8 @@ def main() -> None:
 
 def run(capability, *arguments, variable=VARIABLE):
     """Runs Python in another process, with the package that this one imported."""
-    folders = (Path(selective_scan.__file__).parents[1], Path(__file__).parent)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folders[0],  # -c searches there first
-        env=os.environ | {variable: capability, "PYTHONPATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    paths, environment = [Path(__file__).parent], {variable: capability}
+    return programs.run_python(*arguments, paths=paths, environment=environment, limit=None)
 
 
 def run_on_path(path: str, program: str) -> None:

@@ -7,9 +7,7 @@ import torch
 
 from accuracy import Error
 from cases import assert_refused
-from problem import (
-    lay_out,
-)
+from problem import lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
 F32, F64, BF16, HALF = torch.float32, torch.float64, torch.bfloat16, torch.float16

@@ -7,11 +7,7 @@ import torch
 
 from accuracy import Error
 from cases import Axes
-from problem import (
-    Draws,
-    generator,
-    laid_out,
-)
+from problem import Draws, generator, laid_out
 from selective_scan import (
     causal_conv1d_fn,
     causal_conv1d_ref,

@@ -225,22 +225,12 @@ def test_the_steps_of_a_layer_outlive_the_models_initialisation(made_again, comp
     assert not mamba.in_proj.bias.any()
 
 
-def test_mamba_computes_what_a_mixer_does_and_trains(compat_modules):
+def test_mamba_computes_what_a_mixer_does(compat_modules):
     mamba, x = make_mamba(), torch.randn(2, 20, 12)
     mixer = MambaMixer.from_mamba(mamba)
-    optimizer = torch.optim.SGD(mamba.parameters(), lr=0.01)
-    losses = []
     for fast in (True, False):
         mamba.use_fast_path = fast
         torch.testing.assert_close(mamba(x), mixer(x), rtol=1e-5, atol=1e-6)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = mamba(x).square().sum()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    assert losses[1] < losses[0]
-    assert all(parameter.grad is not None for parameter in mamba.parameters())
 
 
 def test_a_mamba_is_pickled_without_the_import_path():
@@ -275,20 +265,6 @@ def test_prefill_and_steps_have_the_options_of_one_call(compat_modules, option, 
         mamba.dt_proj.bias.uniform_(1, 2)
         setattr(mamba, option, value)
         torch.testing.assert_close(by_steps(mamba, x, 9)[0], mamba(x), rtol=1e-10, atol=1e-10)
-
-
-def test_prefill_and_steps_call_what_has_hooks_or_was_replaced(compat_modules):
-    mamba, x = make_mamba(dtype=torch.float64), torch.randn(2, 12, 12, dtype=torch.float64)
-    with torch.no_grad():
-        weights = copy.deepcopy(mamba)
-        weights.conv1d.weight *= 3
-        weights.conv1d.bias *= 3
-        expected = weights(x)
-        mamba.conv1d.register_forward_hook(lambda module, inputs, out: 3 * out)
-        replaced = nn.Linear(mamba.dt_rank, mamba.d_inner, dtype=torch.float64)
-        replaced.weight, replaced.bias = mamba.dt_proj.weight, mamba.dt_proj.bias
-        mamba.dt_proj = replaced
-        torch.testing.assert_close(by_steps(mamba, x, 9)[0], expected, rtol=1e-10, atol=1e-10)
 
 
 def test_steps_from_an_allocated_cache(compat_modules):

@@ -162,12 +162,7 @@ def test_causal_conv1d_alone_beside_a_real_mamba_ssm(write):
 
 def test_a_forks_norms_are_ours(write):
     """Only a fork's norms are replaced; the fork's mixer, which imports them by path, stays."""
-    write(
-        {
-            "mixer.py": "from mamba_ssm.ops.triton.layernorm import RMSNorm",
-            **WITHOUT_TRITON,
-        }
-    )
+    write({"mixer.py": "from mamba_ssm.ops.triton.layernorm import RMSNorm", **WITHOUT_TRITON})
     with pytest.raises(ImportError, match="no triton"):
         importlib.import_module("mamba_ssm.mixer")
     names = ("mamba_ssm.ops.triton.layernorm", "mamba_ssm.ops.triton.layer_norm")

@@ -411,10 +411,7 @@ def tokens(batch: int) -> torch.Tensor:
         ({"input_ids": torch.ones(2, 3)}, r"input_ids must be of dtype int32 or int64, got torch"),
         ({"teacher_outputs": torch.zeros(3, 9)}, "teacher_outputs must be of dtype int32 or int64"),
         ({"max_length": 16.5}, r"max_length must be an integer of at least 0, got 16\.5"),
-        (
-            {"teacher_outputs": tokens(2)},
-            r"teacher_outputs must be \(batch, length\)",
-        ),
+        ({"teacher_outputs": tokens(2)}, r"teacher_outputs must be \(batch, length\)"),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids must be \(batch, seqlen\)"),
     ],
 )

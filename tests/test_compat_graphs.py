@@ -191,9 +191,6 @@ def test_graphs_are_made_anew_for_a_hook_of_all_modules(captures):
     model, _ = make()
     update = partial(generation.update_graph_cache, model, batch_size=3, seqlen_og=4, max_seqlen=9)
     first = update(cache=None)
-    handle = register_module_forward_hook(lambda module, given, out: None)
-    try:
+    with register_module_forward_hook(lambda module, given, out: None):
         assert update(cache=first) is not first
-    finally:
-        handle.remove()
     assert update(cache=first) is first

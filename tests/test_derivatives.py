@@ -1,5 +1,7 @@
 """Derivatives refused with a message: forward mode, and any of in-place operators."""
 
+import functools
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -9,6 +11,7 @@ import problem
 import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+import test_mamba_inner as mamba_inner
 
 FORWARD_MODE = (
     "^selective_scan: forward-mode differentiation is not supported by the kernels"
@@ -68,11 +71,14 @@ def test_forward_mode_of_ops_refuses(requires_grad, device):
 
 
 def test_forward_mode_of_a_layer_names_what_supports_it(device):
-    layer = selective_scan.S6(8).to(device)
-    x = torch.randn(2, 5, 8, device=device)
+    tensors = problem.detached(mamba_inner.tensors_of(mamba_inner.BASE, device))
+    xz = tensors.pop("xz")
+    function = functools.partial(selective_scan.mamba_inner_fn, **tensors)
+    layer, x = selective_scan.S6(8).to(device), torch.randn(2, 5, 8, device=device)
     sentence = FORWARD_MODE.format("mamba_inner_ref").replace("?$", "$")
-    with pytest.raises(RuntimeError, match=sentence):
-        torch.func.jvp(layer, (x,), (x,))
+    for call, given in ((layer, x), (function, xz)):
+        with pytest.raises(RuntimeError, match=sentence):
+            torch.func.jvp(call, (given,), (given,))
 
 
 # --- operators in place ---------------------------------------------------------------------------

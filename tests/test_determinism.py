@@ -11,11 +11,7 @@ import test_prompt as prompt
 import test_streamed_backward as streamed_backward
 from accuracy import assert_same_bits
 from path_cases import FLOATS
-from problem import (
-    Case,
-    check_repeatable,
-    run,
-)
+from problem import Case, check_repeatable, run
 
 # Many channels per group, so that there are sums whose order could vary.
 CASES = [

@@ -1,5 +1,6 @@
 """The general diagonal scan: kernels against the reference in fp64 and against scipy."""
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,14 +14,7 @@ from cases import Axes
 from graphs import capture
 from opchecks import gradcheck
 from oracle import Recurrence
-from problem import (
-    Draws,
-    differentiate,
-    laid_out,
-    lay_out,
-    moved,
-    plain_solutions,
-)
+from problem import Draws, differentiate, laid_out, lay_out, moved, plain_solutions
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
 
 F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
@@ -38,6 +32,7 @@ class Case(Axes):
     initial_state: torch.dtype | None = F32
     reverse: bool = False
     layout: str = "contiguous"
+    cu_seqlens: tuple[int, ...] | None = None  # needs a shape of (1, ...)
 
     @property
     def result_dtype(self) -> torch.dtype:
@@ -52,14 +47,27 @@ def make(case: Case, device: str) -> dict[str, torch.Tensor | None]:
     a = (modulus * torch.sgn(a)).to(case.a)
     tensors = {"a": a, "b": draws.normal(*case.shape, dtype=case.b), "initial_state": None}
     if case.initial_state is not None:
-        tensors["initial_state"] = draws.normal(*case.shape[:-1], dtype=case.initial_state)
+        rows = case.shape[:-1]
+        rows = rows if case.cu_seqlens is None else (len(case.cu_seqlens) - 1, *rows[1:])
+        tensors["initial_state"] = draws.normal(*rows, dtype=case.initial_state)
     return laid_out(tensors, case.layout, device, vectors=False)
+
+
+def options_of(case: Case, device: str) -> dict:
+    options = {"reverse": case.reverse}
+    if case.cu_seqlens is not None:
+        options["cu_seqlens"] = torch.tensor(case.cu_seqlens, device=device)
+    return options
 
 
 def solve(scan, inputs, cotangent, **options):
     """Returns h and the gradients of the inputs that are not None."""
     h = scan(**inputs, **options)
-    return {"h": h} | differentiate({"h": h}, inputs, {"h": cotangent.to(h.dtype)})
+    gradients = differentiate({"h": h}, inputs, {"h": cotangent.to(h.dtype)})
+    return {"h": h} | {
+        name: torch.zeros_like(inputs[name[1:]]) if value is None else value
+        for name, value in gradients.items()
+    }
 
 
 def scan_by_adjoint(a, b, initial_state=None, reverse=False):
@@ -67,14 +75,27 @@ def scan_by_adjoint(a, b, initial_state=None, reverse=False):
     dtype = torch.promote_types(a.dtype, b.dtype)
     steps = [tensor.to(dtype).broadcast_to(b.shape).movedim(-1, 0) for tensor in (a, b)]
     a, b = (tensor.flip(0) for tensor in steps) if reverse else steps
-    initial = torch.zeros_like(b[0]) if initial_state is None else initial_state.to(dtype)
+    initial = b.new_zeros(b.shape[1:]) if initial_state is None else initial_state.to(dtype)
     h = Recurrence.apply(a, b, initial)[1:]
     return (h.flip(0) if reverse else h).movedim(0, -1)
 
 
+def scan_one_by_one(a, b, initial_state=None, reverse=False, cu_seqlens=None):
+    """Applies scan_by_adjoint to packed sequences one by one; h is 0 outside of them."""
+    if cu_seqlens is None:
+        return scan_by_adjoint(a, b, initial_state, reverse)
+    a, bounds = a.broadcast_to(b.shape), cu_seqlens.tolist()
+    parts = [0 * b[..., : bounds[0]]]
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        initial = None if initial_state is None else initial_state[index : index + 1]
+        steps = slice(begin, end)
+        parts.append(scan_by_adjoint(a[..., steps], b[..., steps], initial, reverse))
+    return torch.cat([*parts, 0 * b[..., bounds[-1] :]], -1)
+
+
 def exact_results(case: Case, inputs, cotangent):
     def reference(wide, dh):
-        return solve(scan_by_adjoint, wide, dh.cpu(), reverse=case.reverse)
+        return solve(scan_one_by_one, wide, dh.cpu(), **options_of(case, "cpu"))
 
     wide = moved(inputs, F64)
     exact = reference(wide, cotangent)
@@ -96,19 +117,20 @@ def roundoff(dtype: torch.dtype) -> float:
     return torch.finfo(dtype.to_real() if dtype.is_complex else dtype).eps
 
 
-def check(case: Case, device: str) -> None:
+def check(case: Case, device: str, scan=diagonal_scan_fn) -> None:
     inputs = make(case, device)
     cotangent = Draws((case, "dh")).normal(*case.shape, dtype=case.result_dtype).to(device)
     if case.layout == "channel_last":  # as the next operation produces it
         cotangent = lay_out(cotangent, case.layout)
     exact, cancellation = exact_results(case, inputs, cotangent)
-    actual = solve(diagonal_scan_fn, inputs, cotangent, reverse=case.reverse)
-    if case.layout in ("channel_last", "dim_first"):
+    actual = solve(scan, inputs, cotangent, **options_of(case, device))
+    if case.layout in ("channel_last", "dim_first") and scan is diagonal_scan_fn:
         assert actual["h"].stride() == inputs["b"].stride()
     compute = roundoff(F64 if F64 in (case.a, case.b) or C128 in (case.a, case.b) else F32)
 
     def solve_plainly(plain_inputs):
-        return solve(diagonal_scan_ref, plain_inputs, cotangent.cpu(), reverse=case.reverse)
+        options = options_of(case, "cpu")
+        return solve(diagonal_scan_ref, plain_inputs, cotangent.cpu(), **options)
 
     plain = partial(plain_solutions, solve_plainly, inputs, compute == roundoff(F64))
     for name, value in actual.items():
@@ -119,22 +141,16 @@ def check(case: Case, device: str) -> None:
         rounded = max(roundoff(value.dtype), roundoff(case.result_dtype) * (name == "da"))
         factor = cancellation.get(name, 1.0)
         assert_accurate(name, value, exact, 8 * compute * factor, rounded * factor, plain)
+        if case.cu_seqlens is not None and value.shape == case.shape:  # outside of all sequences
+            assert not value[..., : case.cu_seqlens[0]].any(), name
+            assert not value[..., case.cu_seqlens[-1] :].any(), name
 
 
 SHAPES = [(1,), (2,), (67,), (3, 1), (4, 3, 33), (2, 1, 3, 129), (1, 2, 2049), (70, 1000)]
 DTYPES = [
-    (F64, F64),
-    (BF16, BF16),
-    (HALF, HALF),
-    (F32, BF16),
-    (BF16, F32),
-    (F64, F32),
-    (F32, F64),
-    (C64, C64),
-    (C128, C128),
-    (C64, F32),
-    (F32, C64),
-    (C128, F32),
+    *((dtype, dtype) for dtype in (F64, BF16, HALF, C64, C128)),
+    *((F32, other) for other in (BF16, F64, C64)),
+    *((other, F32) for other in (BF16, F64, C64, C128)),
     (F64, C64),
 ]
 

@@ -212,18 +212,19 @@ def test_channels_with_hooks(ranks):
     check_channels(ranks, {"change": "hook", "bias": True}, 1)
 
 
-def run_channels_changed_later(group, change: str, data, device: str) -> dict:
+def run_channels(group, options: dict, change: str, around: str, data, device: str) -> dict:
+    """Returns the results of a model of split channels whose layers are changed afterwards."""
     mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("tensor",))
-    model = distributed.parallelize(make_model({}).to(device), mesh, tensor_dim="tensor")
+    model = distributed.parallelize(make_model(options).to(device), mesh, tensor_dim="tensor")
     for layer in model.layers:
         CHANGES[change](layer)
-    return run_model(model, *(tensor.to(device) for tensor in data))
+    return run_model(surround(model, around, mesh), *(tensor.to(device) for tensor in data))
 
 
 @pytest.mark.parametrize("change", ["hook", "options"])
 def test_channels_changed_later(ranks, change):
     data = draw(2, 21)
-    parts = ranks(run_channels_changed_later, change, data, ranks.device, ranks=2)
+    parts = ranks(run_channels, {}, change, "", data, ranks.device, ranks=2)
     check(run_model(make_model({"change": change}), *data), parts[:1])
 
 
@@ -231,17 +232,10 @@ def test_channels_and_sequences_within_fsdp(ranks):
     check_channels(ranks, {"bidirectional": True}, 2, "fsdp")
 
 
-def run_compiled_channels(group, data, device: str) -> dict:
-    mesh = dist.DeviceMesh.from_group(group, device, mesh_dim_names=("tensor",))
-    model = make_model({"depth": 1}).to(device)
-    distributed.parallelize(model, mesh, tensor_dim="tensor")
-    return run_model(surround(model, "compile", mesh), *(tensor.to(device) for tensor in data))
-
-
 def test_compiled_channels(ranks):
-    data = draw(2, 21)
-    parts = ranks(run_compiled_channels, data, ranks.device, ranks=2)
-    check(run_model(make_model({"depth": 1}), *data), parts[:1])
+    data, options = draw(2, 21), {"depth": 1}
+    parts = ranks(run_channels, options, "none", "compile", data, ranks.device, ranks=2)
+    check(run_model(make_model(options), *data), parts[:1])
 
 
 def take_steps(model, data: list, own=lambda tensor: tensor, scale: int = 1, optimizer=None):

@@ -54,15 +54,14 @@ def scan_own_steps(group, case: Case, lengths, device: str, compiled: bool = Fal
         )
 
     scan = torch.compile(scan, fullgraph=True, backend="aot_eager") if compiled else scan
-    out, last_state = scan(inputs)
+    scanned = scan(inputs)
     cotangents = {}
     if "out" in made.cotangents:
-        cotangents["out"] = own_steps(case, "out", made.cotangents["out"], lengths, rank).to(device)
+        cotangents["out"] = own_steps(case, "out", made.cotangents["out"], lengths, rank)
     share = shares(case, len(lengths))[rank]
     if share and "last_state" in made.cotangents:
-        cotangents["last_state"] = share * made.cotangents["last_state"].to(device)
-    results = {"out": out, "last_state": last_state}
-    return results | problem.differentiate(results, inputs, cotangents)
+        cotangents["last_state"] = share * made.cotangents["last_state"]
+    return problem.results_of(scanned, inputs, cotangents)
 
 
 def put_together(case: Case, parts: list[dict], is_reduced: bool = False) -> dict:

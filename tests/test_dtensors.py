@@ -130,11 +130,7 @@ def differentiate(function, inputs: dict, dout) -> dict:
 
 @pytest.mark.parametrize(
     "function",
-    [
-        causal_conv1d_fn,
-        functools.partial(causal_conv1d_fn, **BY_REFERENCE),
-        causal_conv1d_ref,
-    ],
+    [causal_conv1d_fn, functools.partial(causal_conv1d_fn, **BY_REFERENCE), causal_conv1d_ref],
     ids=["kernels", "backend", "itself"],
 )
 @pytest.mark.parametrize("where", [("batch",), ("dim",)], ids=str)

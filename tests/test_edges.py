@@ -4,17 +4,7 @@ import pytest
 import torch
 
 from accuracy import Tolerance, complaint
-from problem import (
-    TENSORS,
-    Case,
-    check,
-    detached,
-    inputs_on,
-    lay_out,
-    make,
-    reference,
-    run,
-)
+from problem import TENSORS, Case, check, detached, inputs_on, lay_out, make, reference, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 SMALL = Case(dim=4, dstate=4, seqlen=40)
@@ -280,47 +270,27 @@ def test_a_single_input_requires_grad(name, is_complex, device):
         assert other == name or value.grad is None
 
 
+# Cotangents of other strides or with a conjugate bit.
+COTANGENTS = {
+    "channel_last": lambda it: lay_out(it, "channel_last"),
+    "sliced": lambda it: lay_out(it, "sliced"),
+    "expanded": lambda it: it[:1, :1, :1].expand(it.shape),  # as from sum().backward()
+    "conjugated": lambda it: it.conj(),
+}
+
+
+@pytest.mark.parametrize("kind", COTANGENTS)
 @pytest.mark.parametrize("is_complex", [False, True])
-def test_a_gradient_may_have_stride_zero(is_complex, device):
-    """The gradient of out may be an expanded scalar, as from sum().backward()."""
+def test_a_gradient_may_be_laid_out_in_any_way(is_complex, kind, device):
     case = SMALL.with_(complex=is_complex)
+    given = [COTANGENTS[kind](value.to(device)) for value in make(case).cotangents.values()]
     results = []
-    for dense in (False, True):
+    for cotangents in (given, [value.contiguous().resolve_conj() for value in given]):
         inputs = inputs_on(case, device)
-        out, _ = scan(case, inputs)
-        if dense:
-            out.backward(torch.ones_like(out))
-        else:
-            out.sum().backward()
+        torch.autograd.backward(scan(case, inputs), cotangents)
         results.append({name: value.grad for name, value in inputs.items()})
     for name, expected in results[1].items():
         torch.testing.assert_close(results[0][name], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("layout", ["channel_last", "sliced"])
-def test_a_gradient_may_have_any_strides(layout, device):
-    case = SMALL.with_(complex=True)
-    dout, dlast_state = (make(case).cotangents[name].to(device) for name in ("out", "last_state"))
-    results = []
-    for kind in ("contiguous", layout):
-        inputs = inputs_on(case, device)
-        torch.autograd.backward(
-            scan(case, inputs), [lay_out(dout, kind), lay_out(dlast_state, kind)]
-        )
-        results.append({name: value.grad for name, value in inputs.items()})
-    for name, expected in results[0].items():
-        torch.testing.assert_close(results[1][name], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_conjugated_gradient_of_the_last_state(device):
-    case = SMALL.with_(complex=True, cotangents=("last_state",))
-    cotangent = make(case).cotangents["last_state"].to(device)
-    results = []
-    for value in (cotangent.conj(), cotangent.conj().resolve_conj()):
-        inputs = inputs_on(case, device)
-        _, last_state = scan(case, inputs)
-        results.append(torch.autograd.grad(last_state, inputs["A"], value)[0])
-    assert torch.equal(*results)
 
 
 def test_backward_twice_with_a_retained_graph(device):

@@ -12,11 +12,7 @@ import torch
 from accuracy import Tolerance, complaint
 from cases import Axes
 from opchecks import gradcheck
-from problem import (
-    generator,
-    is_zero,
-    laid_out,
-)
+from problem import generator, is_zero, laid_out
 from selective_scan import exponential_trapezoid_fn, exponential_trapezoid_ref, selective_scan_fn
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from accuracy import Error
-from problem import (
-    METHODS,
-    Case,
-    reference,
-    run,
-)
+from problem import METHODS, Case, reference, run
 
 BASE = Case(batch=2, dim=600, groups=1, dtype=torch.float16)
 FEW = BASE.with_(dim=12, batch=1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+from accuracy import Error
 from cases import assert_refused, compiled_with_graphs
 from graphs import capture
 from operator_calls import IN_PLACE, OPERATORS_IN_PLACE, in_place, make
@@ -153,6 +154,44 @@ def test_indices_of_no_slot(name, changes, device):
             given, padded = with_index(slot), with_index(-1)
             assert torch.equal(operator.function(**given), operator.function(**padded))
             assert_same_states(operator, given, padded)
+
+
+# --- rounding, threads ----------------------------------------------------------------------------
+
+
+@each_of({"update": [{"steps": 3, "dim": 40}], "prefill": [{}]})
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_states_are_rounded_as_they_are_stored_alone(dtype, name, changes, device):
+    """out, and the steps after a state that is stored, are computed from unrounded states."""
+    operator, arguments = call_of(name, changes, device)
+    rounded = arguments[operator.states].to(dtype)
+    arguments[operator.states] = rounded.float()
+    expected = operator.function(**arguments)
+    out = operator.function(**arguments | {operator.states: rounded})
+    assert Error.of(out.cpu(), expected.cpu()).relative_l2 < 1e-6
+    # Rounding errors of the arithmetic seldom change the number that a state is rounded to.
+    assert (rounded == arguments[operator.states].to(dtype)).double().mean() > 0.99
+
+
+LARGE_STACK = {"d_model": 200, "d_inner": 400, "layers": 3, "vocabulary": 700, "rank": 13}
+LARGE = {
+    "update": [{"batch": 5, "dim": 700}],
+    "convolution's update": [{"batch": 70, "dim": 300, "state_len": 4}],
+    "prefill": [{"dim": 300, "groups": 1}],
+    "convolution over a pool": [{"dim": 300}],
+    "step": [LARGE_STACK, LARGE_STACK | {"batch": 5, "steps": 2, "weights": BF16}],
+}
+
+
+@each_of(LARGE)
+def test_same_bits_for_any_number_of_threads(name, changes, check_threads):
+    operator, arguments = call_of(name, changes, "cpu")
+
+    def results():
+        given = copy_of(arguments)
+        return dict(enumerate([operator.function(**given), *operator.states_of(given)]))
+
+    check_threads(results, (1, 2, 3, 5, 7))
 
 
 # --- given results --------------------------------------------------------------------------------

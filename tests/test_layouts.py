@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from accuracy import Error
-from problem import (
-    Case,
-    check,
-    inputs_on,
-    lay_out,
-    make,
-    op_arguments,
-)
+from problem import Case, check, inputs_on, lay_out, make, op_arguments
 
 SEQUENCES = ("u", "delta", "z")
 # Aligned along time and along channels; the last chunk of steps is short. With so many channels a

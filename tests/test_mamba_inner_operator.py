@@ -9,9 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accuracy import Error
 from opchecks import QUICK, THOROUGH, gradcheck, opcheck_forward
-from problem import (
-    generator,
-)
+from problem import generator
 from selective_scan import mamba_inner_fn
 from selective_scan._checks import HALF
 from selective_scan._mamba_operators import MAMBA_INNER
@@ -287,31 +285,6 @@ def test_compile(backend, device):
         most = max(usual.values())
         for name, error in errors.items():
             assert error < max(3 * usual[name] + 2**-7, most), name
-
-
-def test_export(device):
-    class Layer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, tensor in tensors.items():
-                setattr(self, name, None if tensor is None else torch.nn.Buffer(tensor))
-
-        def forward(self, xz):
-            return mamba_inner_fn(xz, *(getattr(self, name) for name in list(tensors)[:11]))
-
-    tensors = tensors_of(BASE, device)
-    xz = tensors.pop("xz").detach()
-    layer = Layer()
-    program = torch.export.export(layer, (xz,))
-    assert "selective_scan.mamba_inner_fwd" in str(program.graph)
-    torch.testing.assert_close(program.module()(xz), layer(xz))
-
-
-def test_forward_mode_is_refused(device):
-    tensors = {name: x if x is None else x.detach() for name, x in tensors_of(BASE, device).items()}
-    xz = tensors.pop("xz")
-    with pytest.raises(RuntimeError, match=", but by the reference, mamba_inner_ref, which"):
-        torch.func.jvp(lambda xz: mamba_inner_fn(xz, **tensors), (xz,), (xz,))
 
 
 def test_its_products_are_counted(device):

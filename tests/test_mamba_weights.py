@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from language_models import parts_of_layers
 from layers import by_definition
 from selective_scan import S6, MambaMixer
 
@@ -15,20 +16,8 @@ DIM, SEQLEN = 8, 21
 def model_elsewhere(depth: int = 2, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Returns a MixerModel's state dict, as in mamba_ssm: d_inner 12, d_state 5, width 3, dt_rank
     4."""
-    inner, dstate, width, rank = 12, 5, 3, 4
-    shapes = {
-        "A_log": (inner, dstate),
-        "D": (inner,),
-        "in_proj.weight": (2 * inner, DIM),
-        "conv1d.weight": (inner, 1, width),
-        "conv1d.bias": (inner,),
-        "x_proj.weight": (rank + 2 * dstate, inner),
-        "dt_proj.weight": (inner, rank),
-        "dt_proj.bias": (inner,),
-        "out_proj.weight": (DIM, inner),
-    }
-    shapes = {f"layers.{i}.mixer.{name}": s for i in range(depth) for name, s in shapes.items()}
-    shapes |= {f"layers.{i}.norm.weight": (DIM,) for i in range(depth)}
+    parts = parts_of_layers(DIM, 12, 5, 4, width=3)
+    shapes = {f"layers.{i}.{name}": shape for i in range(depth) for name, shape in parts.items()}
     shapes |= {"norm_f.weight": (DIM,), "embedding.weight": (50, DIM)}
     return {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
 

@@ -13,12 +13,12 @@ from opchecks import gradcheck, in_order, opcheck_forward
 from problem import (
     Case,
     check_against,
-    differentiate,
     generator,
     lay_out,
     make,
     moved,
     plain_solutions,
+    results_of,
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
 
@@ -49,10 +49,8 @@ def tensors_of(case: Case) -> dict[str, torch.Tensor | None]:
 
 def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor]:
     """Returns outputs and gradients."""
-    out, last_state = scan(**inputs, **make(case).options, return_last_state=True)
-    outputs = {"out": out, "last_state": last_state}
-    cotangents = {name: value.to(outputs[name]) for name, value in make(case).cotangents.items()}
-    return outputs | differentiate(outputs, inputs, cotangents)
+    scanned = scan(**inputs, **make(case).options, return_last_state=True)
+    return results_of(scanned, inputs, make(case).cotangents)
 
 
 def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
@@ -276,16 +274,9 @@ def test_a_skew_matrix_keeps_the_norm(scale, is_constant, device):
         delta = 2 * scale * torch.rand(1, dim, seqlen, generator=random)
     B = torch.zeros(dim, n, device=device)
     delta, initial = delta.to(device), initial.to(device)
-    _, last = selective_scan_fn(
-        torch.zeros_like(delta),
-        delta,
-        A.to(device),
-        B,
-        B,
-        return_last_state=True,
-        discretization_method="bilinear",
-        initial_state=initial,
-    )
+    options = {"discretization_method": "bilinear", "initial_state": initial}
+    given = (torch.zeros_like(delta), delta, A.to(device), B, B)
+    _, last = selective_scan_fn(*given, return_last_state=True, **options)
     ratio = last.double().norm(dim=-1) / initial.double().norm(dim=-1)
     assert (ratio - 1).abs().max() <= 1e-4
 
@@ -301,19 +292,10 @@ def test_order_of_convergence():
     system[:n, :n], system[:n, n] = A[0], B[0]
     start = torch.cat([initial[0, 0], torch.ones(1, dtype=F64)])
     exact = torch.from_numpy(scipy.linalg.expm(system.numpy())) @ start
-    errors = []
+    errors, options = [], {"discretization_method": "bilinear", "initial_state": initial}
     for steps in (16, 32, 64, 128):
         u = torch.ones(1, 1, steps, dtype=F64)
-        _, last = selective_scan_fn(
-            u,
-            u / steps,
-            A,
-            B,
-            B,
-            return_last_state=True,
-            discretization_method="bilinear",
-            initial_state=initial,
-        )
+        _, last = selective_scan_fn(u, u / steps, A, B, B, return_last_state=True, **options)
         errors.append((last[0, 0] - exact[:n]).norm().item())
     ratios = [a / b for a, b in itertools.pairwise(errors)]
     assert all(3.8 < ratio < 4.2 for ratio in ratios), errors

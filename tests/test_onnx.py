@@ -130,11 +130,7 @@ def test_steps_of_any_size(normal, check):
 def test_projections_and_directions(normal, check):
     u, delta, A, grouped, *_ = scanned(normal)
     constant, shared = normal(DIM, DSTATE), normal(BATCH, DSTATE, SEQLEN)
-    calls = [
-        (constant, constant, False),
-        (constant, grouped, True),
-        (shared, shared, True),
-    ]
+    calls = [(constant, constant, False), (constant, grouped, True), (shared, shared, True)]
 
     def scan(reverse):
         options = {"return_last_state": True, "reverse": reverse, "delta_softplus": True}
@@ -371,10 +367,20 @@ def test_step_through_a_stack(normal, check):
 
 
 def refused_calls():
+    """Yields the name of an argument, a function and its tensors."""
     u, A, B = torch.randn(1, 4, 8), -torch.rand(4, 3), torch.randn(1, 3, 8)
     bounds, state = torch.tensor([0, 3, 8]), torch.randn(2, 4, 3)
-    slots = torch.tensor([1])
+    seq_idx, slots = torch.zeros(1, 8, dtype=torch.int32), torch.tensor([1])
     step = (state, u[..., 0], u[..., 0], A, B[..., 0], B[..., 0])
+
+    def scan(name):
+        return lambda u, A, B, it: selective_scan_fn(u, u, A, B, B, **{name: it})
+
+    def convolve(name):
+        return lambda x, weight, it: causal_conv1d_fn(x, weight, **{name: it})
+
+    def scan_by_matrices(u, A, B):
+        return selective_scan_fn(u, u, A, B, B, discretization_method="bilinear")
 
     def update(state, x, dt, A, B, C, slots):
         return selective_state_update(state, x, dt, A, B, C, state_batch_indices=slots)
@@ -382,31 +388,15 @@ def refused_calls():
     def prefill(u, A, B, bounds, states):
         return selective_scan_prefill(u, states, u, A, B, B, cu_seqlens=bounds)
 
-    yield (
-        "cu_seqlens",
-        lambda u, A, B, c: selective_scan_fn(u, u, A, B, B, cu_seqlens=c),
-        (*(u, A, B, bounds),),
-    )
-    yield (
-        "input_delta",
-        lambda u, A, B, e: selective_scan_fn(u, u, A, B, B, input_delta=e),
-        (*(u, A, B, u),),
-    )
-    yield "cu_seqlens", lambda x, w, c: causal_conv1d_fn(x, w, cu_seqlens=c), (u, A, bounds)
-    yield (
-        "seq_idx",
-        lambda x, w, s: causal_conv1d_fn(x, w, seq_idx=s),
-        (*(u, A, torch.zeros(1, 8, dtype=torch.int32)),),
-    )
+    yield "cu_seqlens", scan("cu_seqlens"), (u, A, B, bounds)
+    yield "input_delta", scan("input_delta"), (u, A, B, u)
+    yield "cu_seqlens", convolve("cu_seqlens"), (u, A, bounds)
+    yield "seq_idx", convolve("seq_idx"), (u, A, seq_idx)
     yield "cu_seqlens", lambda a, c: diagonal_scan_fn(a, a, cu_seqlens=c), (u, bounds)
     yield "a", lambda a, b: diagonal_scan_fn(torch.complex(a, b), b), (u, u)
     yield "state_batch_indices", update, (*step, slots)
     yield "cu_seqlens", prefill, (u[0], A, B, bounds, state)
-    yield (
-        "A",
-        lambda u, A, B: selective_scan_fn(u, u, A, B, B, discretization_method="bilinear"),
-        (u, torch.randn(4, 3, 3), B),
-    )
+    yield "A", scan_by_matrices, (u, torch.randn(4, 3, 3), B)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import oracle
-from problem import COMPLEX_KINDS, METHODS, REAL_KINDS, Case, differentiate, is_zero, make
+from problem import COMPLEX_KINDS, METHODS, REAL_KINDS, Case, inputs_on, is_zero, make, results_of
 from selective_scan import selective_scan_ref
 
 OPTIONS = (
@@ -34,20 +34,12 @@ def cases():
 
 @pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
 def test_oracle(case):
-    problem = make(case)
-    inputs = {
-        name: None if value is None else value.detach().clone().requires_grad_()
-        for name, value in problem.tensors.items()
-    }
-    results = []
-    for scan, options in (
-        (selective_scan_ref, problem.options | {"return_last_state": True}),
-        (oracle.scan, problem.options),
-    ):
-        out, last_state = scan(**inputs, **options)
-        outputs = {"out": out, "last_state": last_state}
-        results.append(outputs | differentiate(outputs, inputs, problem.cotangents))
-    expected, actual = results
+    inputs, options = inputs_on(case, "cpu"), make(case).options
+    by_reference = selective_scan_ref(**inputs, **options, return_last_state=True)
+    expected, actual = (
+        results_of(scanned, inputs, make(case).cotangents)
+        for scanned in (by_reference, oracle.scan(**inputs, **options))
+    )
     for name, value in expected.items():
         if value is None or actual[name] is None:
             assert is_zero(value)

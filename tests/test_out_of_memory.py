@@ -1,14 +1,12 @@
 """Without memory for results the allocator's own exception is raised, and nothing else happens."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import selective_scan
+import programs
 from selective_scan import selective_scan_fn
 
 PROGRAM = Path(__file__).with_name("out_of_memory.py")
@@ -31,13 +29,6 @@ def test_more_than_there_can_be(capfd):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory")
 def test_every_function(device):
-    package = Path(selective_scan.__file__).resolve().parents[1]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), device],
-        env=os.environ | NOTHING_IN_RESERVE | {"PYTHONPATH": str(package)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run_python(PROGRAM, device, environment=NOTHING_IN_RESERVE, limit=None)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "S6"

@@ -19,12 +19,13 @@ from problem import (
     REAL_KINDS,
     Case,
     check,
-    differentiate,
     generator,
     inputs_on,
     make,
     options_on,
+    results_of,
 )
+from problem import run as solve
 from properties import fresh
 from selective_scan import (
     S6,
@@ -118,10 +119,10 @@ def test_no_steps_of_any_sequence(seqlen, bounds, device):
         assert torch.equal(gradient, wanted(tensor)), name
 
 
-def one_by_one(inputs: dict, case: Case, cotangents: dict):
+def one_by_one(case: Case, device: str):
     """Yields the index and steps of every sequence, and its outputs and gradients alone."""
-    bounds = case.cu_seqlens
-    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+    inputs, cotangents = inputs_on(case, device), make(case).cotangents
+    for index, (begin, end) in enumerate(itertools.pairwise(case.cu_seqlens)):
         part = {
             name: tensor[..., begin:end] if name in ("u", "delta", "B", "C", "z") else tensor
             for name, tensor in inputs.items()
@@ -129,13 +130,12 @@ def one_by_one(inputs: dict, case: Case, cotangents: dict):
         part["initial_state"] = inputs["initial_state"][index : index + 1]
         part = {name: tensor.detach().requires_grad_() for name, tensor in part.items()}
         options = {key: value for key, value in make(case).options.items() if key != "cu_seqlens"}
-        out, last = selective_scan_fn(**part, **options, return_last_state=True)
+        scanned = selective_scan_fn(**part, **options, return_last_state=True)
         given = {
             "out": cotangents["out"][..., begin:end],
             "last_state": cotangents["last_state"][index : index + 1],
         }
-        outputs = {"out": out, "last_state": last}
-        yield index, slice(begin, end), outputs | differentiate(outputs, part, given)
+        yield index, slice(begin, end), results_of(scanned, part, given)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -147,11 +147,8 @@ def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
     case = Case(
         batch=1, dim=dim, groups=groups, dstate=4, seqlen=1932, cu_seqlens=bounds, reverse=reverse
     )
-    inputs, problem = inputs_on(case, "cpu"), make(case)
-    out, last = selective_scan_fn(**inputs, **problem.options, return_last_state=True)
-    outputs = {"out": out, "last_state": last}
-    results = outputs | differentiate(outputs, inputs, problem.cotangents)
-    for index, steps, alone in one_by_one(inputs, case, problem.cotangents):
+    results = solve(case, "cpu")
+    for index, steps, alone in one_by_one(case, "cpu"):
         for name in ("out", "du", "ddelta", "dB", "dC", "dz"):
             assert torch.equal(results[name][..., steps], alone[name]), name
         for name in ("last_state", "dinitial_state"):
@@ -394,13 +391,8 @@ def test_a_cut_sequence_goes_on_behind_segments_without_steps(reverse, cuda_devi
     case = LONG.with_(
         dim=768, dstate=16, seqlen=26000, cu_seqlens=bounds, layout="channel_last", reverse=reverse
     )
-    inputs = inputs_on(case, cuda_device)
-    cotangents = {name: value.to(cuda_device) for name, value in make(case).cotangents.items()}
-    out, last = selective_scan_fn(**inputs, **options_on(case, cuda_device), return_last_state=True)
-    outputs = {"out": out, "last_state": last}
-    cotangents = {name: value.to(outputs[name]) for name, value in cotangents.items()}
-    results = outputs | differentiate(outputs, inputs, cotangents)
-    for index, steps, alone in one_by_one(inputs, case, cotangents):
+    results = solve(case, cuda_device)
+    for index, steps, alone in one_by_one(case, cuda_device):
         for name in ("out", "du", "ddelta", "dB", "dC", "dz", "last_state", "dinitial_state"):
             at = slice(index, index + 1) if name.endswith("state") else (..., steps)
             error = (results[name][at] - alone[name]).norm()

@@ -52,21 +52,13 @@ SLICES = [
     (Call(8, 1024, 1024, 16, mixed=True, complex=True, **CONSTANT), None, None),
     # Several dtypes.
     (Call(8, 1024, 1024, 16, mixed=True), ([16], STREAMED, 2, 1), ([16], STREAMED, 3, 2)),
-    (
-        Call(8, 1024, 1024, 32, mixed=True),
-        ([32], STREAMED, 2, 1),
-        ([32], STREAMED, 3, 2),
-    ),
+    (Call(8, 1024, 1024, 32, mixed=True), ([32], STREAMED, 2, 1), ([32], STREAMED, 3, 2)),
     (
         Call(8, 1024, 1024, 16, mixed=True, channel_last=True),
         ([16], STREAMED, 2, 1),
         ([16], STREAMED, 3, 2),
     ),
-    (
-        Call(8, 1024, 1024, 1, mixed=True),
-        ([1], ["dstate1"], 2, 1),
-        ([1], ["dstate1"], 3, 2),
-    ),
+    (Call(8, 1024, 1024, 1, mixed=True), ([1], ["dstate1"], 2, 1), ([1], ["dstate1"], 3, 2)),
     (Call(8, 1024, 1024, 16, mixed=True, C="constant"), None, None),
     (Call(1, 256, 256, 16, mixed=True), None, None),
     # Calls whose gradients of B and C need more digits than their kernels keep.
@@ -80,17 +72,9 @@ SLICES = [
     (replace(HALF, B="constant", C="constant"), None, None),
     # Several layouts; the forward pass takes that of u.
     (Call(8, 1024, 1024, 16, turned=("z", "dz")), ([16], STREAMED, 1, 0), None),
-    (
-        Call(8, 1024, 1024, 16, channel_last=True, turned=("u", "out")),
-        ([16], STREAMED, 2, 0),
-        None,
-    ),
+    (Call(8, 1024, 1024, 16, channel_last=True, turned=("u", "out")), ([16], STREAMED, 2, 0), None),
     # Rows that cannot be read as vectors in place.
-    (
-        Call(8, 1023, 1024, 16, channel_last=True),
-        ([16], STREAMED, 3, 1),
-        ([16], STREAMED, 4, 3),
-    ),
+    (Call(8, 1023, 1024, 16, channel_last=True), ([16], STREAMED, 3, 1), ([16], STREAMED, 4, 3)),
     (Call(8, 1024, 1023, 16), None, None),
     (Call(8, 1023, 1023, 16), None, None),
     # With input_delta the floor takes the call as it is.

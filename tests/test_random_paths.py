@@ -11,10 +11,7 @@ import torch
 import test_capabilities as capabilities
 from accuracy import Error, tolerance
 from plan_calls import random_call
-from problem import (
-    Case,
-    generator,
-)
+from problem import Case, generator
 
 COUNT = 60
 # The limits for the elements of u and for all state updates; a larger call is drawn again.

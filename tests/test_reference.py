@@ -14,28 +14,17 @@ import torch
 
 import exact
 from problem import METHODS, Case, generator, make
-from selective_scan import selective_scan_fn, selective_scan_ref
+from selective_scan import selective_scan_ref
 
 NAMES = ("u", "delta", "A", "B", "C")
 
 
 def system(is_complex, dstate=3, seqlen=5):
     """Returns one channel in float64, as (1, 1, ...) tensors."""
-    case = Case(
-        batch=1,
-        dim=1,
-        dstate=dstate,
-        seqlen=seqlen,
-        dtype=torch.float64,
-        complex=is_complex,
-        B="constant",
-        C="shared",
-        delta_softplus=False,
-        D=False,
-        z=False,
-        delta_bias=False,
-    )
-    return make(case).tensors
+    sizes = {"batch": 1, "dim": 1, "dstate": dstate, "seqlen": seqlen}
+    kinds = {"dtype": torch.float64, "complex": is_complex, "B": "constant", "C": "shared"}
+    absent = dict.fromkeys(("delta_softplus", "D", "z", "delta_bias"), False)
+    return make(Case(**sizes, **kinds, **absent)).tensors
 
 
 def scan(tensors, **options):
@@ -171,15 +160,8 @@ def test_softplus_is_the_identity_strictly_above_20():
     raw = torch.tensor([-800.0, -30.0, 0.0, 19.0, 20.0, above, 300.0], dtype=torch.float64)
     one = torch.ones(1, 1, dtype=torch.float64)
     # With A = 0, B = C = u = 1 the state is the sum of the steps.
-    _, steps = selective_scan_ref(
-        torch.ones(len(raw), 1, 1, dtype=torch.float64),
-        raw[:, None, None],
-        0 * one,
-        one,
-        one,
-        delta_softplus=True,
-        return_last_state=True,
-    )
+    given = (torch.ones(len(raw), 1, 1, dtype=torch.float64), raw[:, None, None], 0 * one, one, one)
+    _, steps = selective_scan_ref(*given, delta_softplus=True, return_last_state=True)
     expected = [value if value > 20 else math.log1p(math.exp(value)) for value in raw.tolist()]
     np.testing.assert_allclose(steps.flatten(), expected, rtol=1e-14)
     assert steps.flatten()[4] > 20
@@ -252,14 +234,6 @@ def test_it_is_linear_in_the_input_and_the_initial_state(is_complex):
     scaled = tensors | {name: scale * tensors[name] for name in ("u", "initial_state")}
     for one, other in zip(scan(tensors), scan(scaled), strict=True):
         torch.testing.assert_close(scale * one, other)
-
-
-def test_it_is_the_reference_backend():
-    case = Case(complex=True, method="rk4")
-    problem = make(case)
-    expected = selective_scan_ref(**problem.tensors, **problem.options)
-    actual = selective_scan_fn(**problem.tensors, **problem.options, backend="reference")
-    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("is_complex", [False, True])

@@ -15,11 +15,7 @@ from selective_scan._discretization import LAYER_METHODS
 BATCH, SEQLEN, DIM, DSTATE = 2, 29, 8, 6
 F64 = torch.float64
 BOTH = {"discretization_method": "trapezoid", "rotary": True}
-OPTIONS = (
-    {"rotary": True},
-    {"discretization_method": "trapezoid"},
-    BOTH,
-)
+OPTIONS = ({"rotary": True}, {"discretization_method": "trapezoid"}, BOTH)
 
 
 def model_of(device="cpu", dtype=F64, **options) -> S6:

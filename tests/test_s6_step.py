@@ -10,10 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accuracy import Error
 from cases import Axes
 from in_place import in_float64
-from problem import (
-    METHODS,
-    generator,
-)
+from problem import METHODS, generator
 from s6_step import s6_step, s6_step_ref
 from selective_scan._s6_step import StackTensors
 
@@ -275,19 +272,6 @@ def test_steps_together_have_the_bits_of_one_after_the_other(device):
 
 
 LARGE = BASE.with_(d_model=200, d_inner=400, layers=3, vocabulary=700, rank=13)
-
-
-@pytest.mark.parametrize("case", [LARGE, LARGE.with_(batch=5, steps=2, weights=BF16)], ids=str)
-def test_any_number_of_threads_gives_the_same_bits(case, set_threads):
-    arguments = make(case)
-    results = []
-    for count in (1, 2, 3, 7):
-        set_threads(count)
-        own = copy_of(arguments)
-        results.append([s6_step(**own), *states_of(own)])
-    for result in results[1:]:
-        for actual, expected in zip(result, results[0], strict=True):
-            assert torch.equal(actual, expected)
 
 
 def test_runs_agree_bit_by_bit(device):

@@ -7,14 +7,7 @@ import torch
 
 from accuracy import Error
 from path_cases import FLOATS
-from problem import (
-    METHODS,
-    Case,
-    check,
-    check_repeatable,
-    make,
-    run,
-)
+from problem import METHODS, Case, check, check_repeatable, make, run
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 # Tiles of 96 channels and a partial one; the last warp of a group is not full.
