@@ -34,9 +34,17 @@ class Vim(nn.Module):
 
     def _one_way(self, direction: Direction, xz: Tensor) -> Tensor:
         return self.mamba_inner(
-            *(xz, direction.conv1d.weight, direction.conv1d.bias, direction.x_proj.weight),
-            *(direction.dt_proj.weight, self.out_proj.weight, self.out_proj.bias),
-            *(-torch.exp(direction.A_log), None, None, direction.D),
+            xz,
+            direction.conv1d.weight,
+            direction.conv1d.bias,
+            direction.x_proj.weight,
+            direction.dt_proj.weight,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            -torch.exp(direction.A_log),
+            None,
+            None,
+            direction.D,
             delta_bias=direction.dt_proj.bias,
             delta_softplus=True,
         )
@@ -83,7 +91,12 @@ class VMamba(nn.Module):
         dts, Bs, Cs = torch.split(projected, [RANK, DSTATE, DSTATE], dim=2)
         dts = torch.einsum("bkrl,kdr->bkdl", dts, self.dt_projs_weight)
         ys = self.selective_scan(
-            *(xs.flatten(1, 2), dts.flatten(1, 2), -torch.exp(self.A_logs), Bs, Cs, self.Ds),
+            xs.flatten(1, 2),
+            dts.flatten(1, 2),
+            -torch.exp(self.A_logs),
+            Bs,
+            Cs,
+            self.Ds,
             delta_bias=self.dt_projs_bias.flatten(),
             delta_softplus=True,
         )
@@ -121,7 +134,12 @@ class MambaVision(nn.Module):
         dt = F.linear(dt, self.dt_proj.weight).view(batch, seqlen, DIM).transpose(1, 2)
         B, C = (part.view(batch, seqlen, DSTATE).transpose(1, 2).contiguous() for part in (B, C))
         y = self.selective_scan(
-            *(x, dt, -torch.exp(self.A_log), B, C, self.D),
+            x,
+            dt,
+            -torch.exp(self.A_log),
+            B,
+            C,
+            self.D,
             z=None,
             delta_bias=self.dt_proj.bias,
             delta_softplus=True,
