@@ -305,14 +305,10 @@ def exponential_trapezoid_fn(
         single step for decoding. Both can be differentiated once, with respect to every tensor.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: an argument has a wrong layout, device, dtype or shape, or, on a CPU,
             cu_seqlens is out of order or range; the message names the argument, the expected and
             the actual value. Also raised when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing, see :func:`selective_scan_fn`.
 
     References:
         Mamba-3, 2026, arXiv:2603.15569: the exponential-trapezoidal discretization, in the form for

@@ -269,21 +269,16 @@ def mamba_inner_fn(
             step to the first, before the gate; D·x is added once.
         cu_seqlens: the boundaries of packed sequences, as in :func:`selective_scan_fn`; batch is
             then 1.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`mamba_inner_ref` on any device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs :func:`mamba_inner_ref`.
 
     Returns:
         out, (batch, seqlen, d_model).
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
             or, on a CPU, cu_seqlens is out of order or range; the message names the argument, the
             expected and the actual value. Also raised when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,

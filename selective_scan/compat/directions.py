@@ -44,25 +44,16 @@ def mamba_inner_fn_no_out_proj(
     """Runs :func:`selective_scan.mamba_inner_fn` without the output projection, as in Vim's fork.
 
     Args:
-        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
-            bfloat16 or float64, as are all tensors except A, B and C.
-        conv1d_weight: (dim, 1, width), width 1 to 8.
-        conv1d_bias: (dim,) or None.
-        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
-        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
-            :func:`selective_scan.mamba_inner_fn`.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen).
+        conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight: see
+            :func:`selective_scan.mamba_inner_fn`; likewise all following arguments.
 
     Returns:
         (batch, dim, seqlen), the transpose of an output projection's input.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
-            argument, the expected and the actual value. Also raised when the result is
-            differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
-        ImportError: the library for the tensors' device is missing.
+        TypeError, RuntimeError, torch.OutOfMemoryError, ImportError: see
+            :func:`selective_scan.mamba_inner_fn`.
 
     Example:
         >>> import torch
@@ -104,28 +95,17 @@ def bimamba_inner_fn(
     the scans of ``mamba_inner_fn(…, bidirectional=True)`` share poles, and D·x is added once.
 
     Args:
-        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
-            bfloat16 or float64, as are all tensors except A, A_b, B and C.
-        conv1d_weight: (dim, 1, width), width 1 to 8.
-        conv1d_bias: (dim,) or None.
-        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
-        out_proj_weight: (d_model, dim).
-        out_proj_bias: (d_model,) or None.
-        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        A_b: poles of the second scan, like A; complex if A is complex.
-        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
-            :func:`selective_scan.mamba_inner_fn`.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen).
+        conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight: see
+            :func:`selective_scan.mamba_inner_fn`; likewise all following arguments but A_b.
+        A_b: poles of the second scan, like A, (dim, dstate); complex if A is complex.
 
     Returns:
         (batch, seqlen, d_model).
 
     Raises:
-        TypeError: an argument is not of the type above.
-        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
-            argument, the expected and the actual value. Also raised when the result is
-            differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
-        ImportError: the library for the tensors' device is missing.
+        TypeError, RuntimeError, torch.OutOfMemoryError, ImportError: see
+            :func:`selective_scan.mamba_inner_fn`.
 
     Example:
         >>> import torch
