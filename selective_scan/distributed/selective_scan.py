@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from .._discretization import METHODS, Method
-from .._operator import RETURN_LAST_STATE
 from .._result import Kept, Result
 from .._selective_scan import INPUT_DELTA, POLE_DTYPES, POLES, scan_arguments
-from .._table import Option, TensorArgument
+from .._table import RETURN_LAST_STATE, Option, TensorArgument
 from ._between import scan_backward, scan_forward
 from ._edges import exchange_maps, exchange_state_gradients
 from ._groups import Group, GroupName, Ranks, name_of
