@@ -357,11 +357,8 @@ def causal_conv1d_fn(
             of order or range are clamped to valid ones.
         conv_states: pool of states, (slots, dim, width - 1), any of the dtypes above. Needs
             cu_seqlens; not with seq_idx, initial_states or return_final_states.
-        cache_indices: the slot of each sequence, (sequences,), int32 or int64. None means that
-            there are as many slots as sequences, and sequence i has slot i.
-        has_initial_state: whether each sequence starts from the state in its slot, (sequences,),
-            bool. None means that all start from 0.
-        pad_slot_id: an index that marks padding, like every negative index.
+        cache_indices, has_initial_state, pad_slot_id: the slot of each sequence, (sequences,), and
+            whether it starts from the state there; as in :func:`selective_scan_prefill`.
         backend: as in :func:`selective_scan_fn`; "reference" runs :func:`causal_conv1d_ref`.
 
     Returns:

@@ -141,9 +141,8 @@ def selective_scan_prefill_ref(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
-    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    call = _PREFILL.check((*arguments, *slot_arguments, *options, backend))
+    call = _PREFILL.check((*arguments, *slot_arguments, *options, input_delta, backend))
     slots = slots_of(call, states)
     pieces = _pieces(call, slots)
     values_per_step = {
@@ -294,9 +293,8 @@ def selective_scan_prefill(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
-    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    arguments = (*arguments, *slot_arguments, *options)
+    arguments = (*arguments, *slot_arguments, *options, input_delta)
     if not _PREFILL.has_kernels((*arguments, backend)):
         return _PREFILL.run_reference(selective_scan_prefill_ref, (*arguments, backend))
     result = _PREFILL(*arguments)
