@@ -122,25 +122,24 @@ def selective_state_update_ref(
     slots = state.shape[0]
     discretize = DISCRETIZATIONS[discretization_method]
 
-    def steps_of(tensor: Tensor) -> list[Tensor]:
+    def steps_of(tensor: Tensor, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
         """Returns the steps, each (batch, [heads,] dim)."""
-        return list(tensor.to(dtype).unbind(1)) if has_steps else [tensor.to(dtype)]
+        return (tensor if has_steps else tensor[:, None]).to(dtype).unbind(1)
 
     def projections_of(tensor: Tensor) -> list[Tensor]:
         """Returns the steps, (batch, heads, 1, dstate) each; (batch, dim, dstate) without heads."""
-        steps = tensor.to(h_dtype).unbind(1) if has_steps else [tensor.to(h_dtype)]
-        steps = [step[:, None] if step.dim() == 2 else step for step in steps]
-        repeats = [call.sizes["heads" if has_heads else "dim"] // step.shape[1] for step in steps]
-        spread = [s.repeat_interleave(n, dim=1) for s, n in zip(steps, repeats, strict=True)]
+        size = call.sizes["heads" if has_heads else "dim"]
+        steps = (step[:, None] if step.dim() == 2 else step for step in steps_of(tensor, h_dtype))
+        spread = (step.repeat_interleave(size // step.shape[1], dim=1) for step in steps)
         return [step[:, :, None] if has_heads else step for step in spread]
 
     source, is_live = slots_of_rows(call, "state_batch_indices", state)
     xs = steps_of(x)
-    destination = source if dst_state_batch_indices is None else dst_state_batch_indices
-    is_written = is_live
+    destination, is_written = source, is_live
     if dst_state_batch_indices is not None:
-        written = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
-        is_written = written & (is_live if destination.dim() == 1 else is_live[:, None])
+        destination = dst_state_batch_indices
+        are_named = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
+        is_written = are_named & (is_live if destination.dim() == 1 else is_live[:, None])
 
     if slots > 0:
         h = state[torch.where(is_live, source, 0)].to(h_dtype)
