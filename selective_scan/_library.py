@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -55,20 +55,8 @@ class Backend:
         return ", ".join(["available", *parts, *([self.path] if self.path else [])])
 
 
-class Backends(Mapping[str, Backend]):
+class Backends(dict[str, Backend]):
     """The backends by name. Prints as a table."""
-
-    def __init__(self, backends: dict[str, Backend]) -> None:
-        self._backends = backends
-
-    def __getitem__(self, name: str) -> Backend:
-        return self._backends[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._backends)
-
-    def __len__(self) -> int:
-        return len(self._backends)
 
     def __repr__(self) -> str:
         width = max(map(len, self))
@@ -182,7 +170,7 @@ def backends() -> Backends:
         >>> selective_scan.backends()["reference"].available
         True
     """
-    result = {}
+    result = Backends()
     for name in ("cpu", "cuda"):
         path = library_path(name)
         reason = _failures[name].reason if name in _failures else None
@@ -191,7 +179,7 @@ def backends() -> Backends:
             reason = "torch finds no CUDA device"
         result[name] = Backend(reason is None, reason, str(path) if path else None, build)
     result["reference"] = Backend(True, build={"device": "any"})
-    return Backends(result)
+    return result
 
 
 # --- calls whose library is missing ---------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ._discretization import LayerMethod, at_least_single, poles, steps_of_sequences
+from ._discretization import METHODS, LayerMethod, at_least_single, poles, steps_of_sequences
 from ._mamba_weights import NORM_EPS
 from ._module_arguments import check_flag, refuse
 from .cache import MixerCache
@@ -46,6 +46,16 @@ class Sizes(NamedTuple):
             refuse("d_state", "even where rotary=True, since pairs of states rotate", d_state)
         mix = dt_rank if method == "trapezoid" else 0
         return cls(dt_rank, d_state, d_state, mix, d_state // 2 if rotary else 0)
+
+    def check_option(self, name: str, value: object) -> None:
+        """Raises a ValueError if the option, of this name, needs parameters of other sizes."""
+        if name == "rotary":
+            kept, is_kept = repr(self.turns > 0), value is (self.turns > 0)
+        else:
+            choices = ("trapezoid",) if self.mix else METHODS
+            kept, is_kept = f"one of {', '.join(choices)}", value in choices
+        if not is_kept:
+            refuse(name, f"{kept} in this layer, because others need other parameters", value)
 
     @property
     def are_mamba3s(self) -> bool:

@@ -73,8 +73,9 @@ _XZ = ("batch", "2*dim", "seqlen")
 _EQUAL_SIZES = {"cu_seqlens": ("sequences", "batch"), "out_proj_weight": ("d_model", "dim")}
 
 # The arguments of a layer, whether it runs as an op or as a composition. If A_b is given, a second
-# scan with these poles runs from the last step to the first. With reverse the only scan runs in
-# that direction, and the convolution also looks at the following steps.
+# scan with these poles runs from the last step to the first; each scan applies D and the gate. With
+# reverse the only scan runs in that direction, and the convolution also looks at the following
+# steps.
 LAYER_ARGUMENTS = Table(
     TensorArgument("xz", REAL, _XZ),
     TensorArgument("conv1d_weight", REAL, ("dim", "1", "width")),
@@ -174,10 +175,6 @@ def _is_projected(call: Call) -> bool:
     return "in_proj_weight" in call.tensors
 
 
-def _is_to_be_projected(call: Call) -> bool:
-    return "out_proj_weight" in call.tensors
-
-
 def has_second_scan(call: Call) -> bool:
     return call.options["bidirectional"] or "A_b" in call.tensors
 
@@ -212,6 +209,7 @@ class _LayerOperator(Operator):
 
     _derivative_type = _LayerDerivative
     _has_defaults = False
+    _has_batching_rules = False
 
     def _gradient_dtypes(self, result: Result, call: Call) -> Dtypes:
         # The residual, which determines the dtype of out, is not passed to the backward op.
@@ -262,7 +260,7 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
             is_asked=_is_projected,
         ),
         Kept("x_dbl", ("batch", "seqlen", "projected"), products_dtype),
-        Kept("y", _ROWS, products_dtype, is_asked=_is_to_be_projected),
+        Kept("y", _ROWS, products_dtype, is_asked=lambda call: "out_proj_weight" in call.tensors),
         Kept("u", _ROWS, products_dtype, is_asked=_keeps_all),
         Kept("steps", _ROWS, products_dtype, is_asked=_keeps_all),
         Kept("states", **states),
@@ -280,7 +278,6 @@ def make_layer_operator(name: str, *own: Option, kept: Sequence[Kept] = ()) -> O
         reference="" if own else None,  # the reference does not support several ranks
         backward_arguments=_arguments(*own),
         gradient_like={"xz": _allocate_dxz},
-        has_batching_rules=False,
     )
 
 

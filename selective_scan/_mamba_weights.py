@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ._checks import REAL
 from ._module_arguments import check_dtype, refuse
 from ._plain_mixer import is_of_neighbours
+from ._table import fail_on_type
 
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
@@ -42,8 +43,7 @@ def read_weights(source: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
         _check_module(source)
         source = source.state_dict()
     if not isinstance(source, Mapping):
-        got = type(source).__name__
-        raise TypeError(f"selective_scan: source must be a Module or a state dict, got {got}")
+        fail_on_type("source", "a Module or a state dict", source)
     weights = {name.removeprefix("backbone."): weight for name, weight in source.items()}
     return {name: weight for name, weight in weights.items() if name not in _NOT_OF_LAYERS}
 

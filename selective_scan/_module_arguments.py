@@ -49,8 +49,3 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def check_dtype(dtype: object) -> None:
     if dtype not in (None, torch.float32, torch.float64, *HALF):
         refuse("dtype", "float32, float16, bfloat16, float64 or None", dtype)
-
-
-def check_default(name: str, value: float, default: float) -> None:
-    if value != default:
-        refuse(name, f"{default} where dt_proj_bias=False, since it has no effect then", value)

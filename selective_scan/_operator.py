@@ -6,7 +6,6 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -31,13 +30,11 @@ from ._derivative import Derivative
 from ._function import make_function, save_nothing
 from ._ops import ops
 from ._result import Result
-from ._schemas import arguments_text, declared
+from ._schemas import arguments_text, backward_schemas, forward_schemas
 from ._sharding import are_distributed, call_sharded
-from ._table import BACKEND, Option, Table, TensorList, check_backend
+from ._table import BACKEND, RETURN_LAST_STATE, Option, Table, TensorList, check_backend
 
 type_of = functools.cache(operator.attrgetter("type"))  # a device builds this string on each access
-# Published models pass None for "no".
-RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 
 
 class Operator:
@@ -106,12 +103,11 @@ class Operator:
             ``selective_scan::{name}_bwd_out`` writes into tensors given by keyword; it returns the
             others. These tensors may have any strides (such as slices of wider rows), but must
             share no memory with any other tensor.
-        has_batching_rules: whether torch.func.vmap maps the ops as described above. If not, they
-            are called for each entry.
     """
 
     _derivative_type = Derivative
     _has_defaults = True  # whether calls of the forward op may omit arguments
+    _has_batching_rules = True  # whether vmap maps the ops as described above, or calls each entry
 
     def __init__(
         self,
@@ -127,7 +123,6 @@ class Operator:
         gradient_like: Mapping[str, Callable[[dict], Tensor]] | None = None,
         flops: Callable[[Call], tuple[int, int]] | None = None,
         given_gradients: str = "",
-        has_batching_rules: bool = True,
     ) -> None:
         self.name = name
         self._reference = f"{name}_ref" if reference is None else reference
@@ -140,7 +135,6 @@ class Operator:
         self._gradient_like = gradient_like or {}
         self._flops = flops
         self._given_gradients = tuple(given_gradients.split())
-        self._has_batching_rules = has_batching_rules
         self._saves_states = not all(result.is_differentiable for result in results)
         self._defaults = (*arguments.defaults, *[False] * self._saves_states)
         has_last_state = any(result.name == "last_state" for result in results)
@@ -148,22 +142,14 @@ class Operator:
         differentiable = [argument for argument in arguments.tensors if argument.has_gradient]
         found = {*self.backward_arguments.names, *self._gradient_like}
         self._gradients = [argument for argument in differentiable if argument.name in found]
-        self._anchor = arguments.names.index(arguments.anchor)
-        self._tensor_places, self._list_places = (
-            [
-                arguments.names.index(argument.name)
-                for argument in differentiable
-                if isinstance(argument, TensorList) == is_list
-            ]
-            for is_list in (False, True)
-        )
-        self._changed_places = [
-            arguments.names.index(argument.name)
-            for argument in arguments.tensors
-            if argument.is_changed
-        ]
+        place_of = arguments.names.index
+        self._anchor = place_of(arguments.anchor)
+        lists = [argument for argument in differentiable if isinstance(argument, TensorList)]
+        self._list_places = [place_of(argument.name) for argument in lists]
+        self._tensor_places = [place_of(it.name) for it in differentiable if it not in lists]
+        self._changed_places = [place_of(it.name) for it in arguments.tensors if it.is_changed]
         given_results = {result.name for result in results} & set(arguments.names)
-        self._out = arguments.names.index("out") if "out" in given_results else None
+        self._out = place_of("out") if "out" in given_results else None
         self._seen_types: set[tuple[type, ...]] = set()
         self._device_types: set[str] = set()
         if backward:
@@ -189,8 +175,7 @@ class Operator:
         """
         self._check_types(values)
         check_backend(values[-1], values[self._anchor].device)
-        is_refused = torch.is_grad_enabled() and not self._backward_names
-        if is_refused and any(isinstance(it, Tensor) and it.requires_grad for it in values):
+        if not self._backward_names and _pytorch.is_gradient_needed(values):
             self._fail_on_gradient()
         return self._function_arguments.check_values(values)
 
@@ -219,15 +204,13 @@ class Operator:
 
     def run_reference(self, reference: Callable, values: tuple):
         """Runs the reference for a call of the function; `values` are as in `check`."""
-        options = [option.name for option in self._function_options[:-1]]
-        names = (*self._function_arguments.names, *options)
         table = self._function_arguments
-        count = len(table.names)
+        arguments, options = values[: len(table.names)], values[len(table.names) : -1]
+        names = (*table.names, *(option.name for option in self._function_options[:-1]))
 
         def run(*arguments):
-            return reference(**dict(zip(names, (*arguments, *values[count:-1]), strict=True)))
+            return reference(**dict(zip(names, (*arguments, *options), strict=True)))
 
-        arguments = values[:count]
         if are_distributed(arguments):
             return call_sharded(run, self.name, table, self.results, arguments)
         return run(*arguments)
@@ -267,18 +250,15 @@ class Operator:
             raise
         except RuntimeError as error:
             _memory.raise_own(error)
-            self._check_written(arguments)
+            # PyTorch fails on some tensors before the op sees them.
+            for place in self._changed_places:
+                if isinstance(arguments[place], Tensor):
+                    check_written(self.arguments.names[place], arguments[place])
             raise
         for place in self._changed_places:
             if arguments[place] is not None:  # a graph that saved the tensor must see the change
                 increment_version(arguments[place])
         return results
-
-    def _check_written(self, arguments: tuple) -> None:
-        """Refuses tensors on which PyTorch fails before the op sees them."""
-        for place in self._changed_places:
-            if isinstance(arguments[place], Tensor):
-                check_written(self.arguments.names[place], arguments[place])
 
     def _call_sharded(self, arguments: tuple):
         given = arguments[: len(self.arguments.names)]
@@ -340,56 +320,37 @@ class Operator:
         given = arguments_text(arguments, self._defaults if self._has_defaults else ())
         if not self._backward_names:  # the op returns an undefined tensor if out is given
             return {self.name: f"({given}) -> Tensor"}
-        made = ", ".join(map(declared, self.results))
-        found = {"fwd": f"({given}) -> ({made})"}
-        if "?" in made:
-            found["fwd_traced"] = f"({given}) -> ({made.replace('?', '')})"
-        texts = {it.name: declared(it) for it in (*arguments, *self._derived, *self.results)}
-        cotangent = "Tensor" if self._derivative.num_cotangents == 1 else "Tensor?"
-        texts |= {f"d{result.name}": f"{cotangent} d{result.name}" for result in self.results}
-        given = ", ".join(texts[name] for name in self._backward_names)
-        gradients = {argument.name: f"Tensor d{argument.name}" for argument in self._gradients}
-        found["bwd"] = f"({given}) -> ({', '.join(gradients.values())})"
-        if self._given_gradients:
-            written = [
-                replace(argument, name=f"d{argument.name}", is_changed=True)
-                for argument in self._gradients
-                if argument.name in self._given_gradients
-            ]
-            made = ", ".join(gradients[it] for it in gradients if it not in self._given_gradients)
-            found["bwd_out"] = f"({given}, *, {arguments_text(written)}) -> ({made})"
+        known = (*arguments, *self._derived)
+        found = forward_schemas(given, self.results) | backward_schemas(
+            self._backward_names, known, self.results, self._gradients, self._given_gradients
+        )
         return {f"{self.name}_{suffix}": schema for suffix, schema in found.items()}
 
     def _register(self) -> None:
         """Registers fake kernels, batching rules, derivatives; the CPU library must be loaded."""
-        has_rules = self._has_batching_rules
         self._forward = self._op("_fwd" if self._backward_names else "")
-        self._device_types = {
-            device_type
-            for device_type, key in (("cpu", "CPU"), ("cuda", "CUDA"))
-            if _pytorch.has_kernel(self._forward.name(), key)
-        }
+        name = self._forward.name()
+        self._device_types = {it for it in ("cpu", "cuda") if _pytorch.has_kernel(name, it.upper())}
         has_traced = hasattr(ops, f"{self.name}_fwd_traced")
         self._traced_forward = self._op("_fwd_traced") if has_traced else self._forward
-        torch.library.register_fake(self._forward.name(), self._forward_fake)
+        torch.library.register_fake(name, self._forward_fake)
         if self._flops is not None:
             counted = dict.fromkeys((self._forward, self._traced_forward))
             _flops.register(self._forward_flops, counted)
         self._run_forward = _pytorch.shortest_call(self._forward)
-        if has_rules:
-            self._forward_rule = BatchingRule(self.arguments, self.results, self._forward)
-        self._register_vmap(self._forward, self._map_forward if has_rules else self._map_each)
+        self._map_over = self._map_forward if self._has_batching_rules else None
+        self._forward_rule = BatchingRule(self.arguments, self.results, self._forward)
+        self._register_vmap(self._forward, self._map_over or self._map_each)
         if self._backward_names:
             self._register_backward()
 
     def _register_backward(self) -> None:
-        has_rules = self._has_batching_rules
         self._backward_op = self._op("_bwd")
         torch.library.register_fake(self._backward_op.name(), self._backward_fake)
         counted = [self._backward_op]
         if self._given_gradients:
             counted.append(self._op("_bwd_out"))
-            torch.library.register_fake(counted[1].name(), self._backward_out_fake)
+            torch.library.register_fake(counted[1].name(), self._backward_fake)
         if self._flops is not None:
             _flops.register(self._backward_flops, counted)
         self._register_vmap(self._backward_op, self._map_each)
@@ -399,15 +360,13 @@ class Operator:
             self._backward_op,
             save_nothing,
             lambda *_: self._fail_on_derivative("double backward"),
-            map_over=self._map_each if has_rules else None,
+            map_over=self._map_over and self._map_each,
             jvp=self._fail_on_tangents,
         )
         self._run_backward = _pytorch.shortest_call(self._backward_op)
         self._derivative.op = self._backward_op
         self._derivative.differentiable_op = gradient
-        self._function = self._make_function(
-            self._forward, self._run_backward, map_over=self._map_forward if has_rules else None
-        )
+        self._function = self._make_function(self._forward, self._run_backward, self._map_over)
         self._apply = _pytorch.apply_outside_transforms(self._function)
         functions = [self._function, gradient]
         if self._traced_forward is not self._forward:
@@ -415,7 +374,7 @@ class Operator:
         self._register_autograd(functions)
 
     def _make_function(
-        self, forward: Callable, run_backward: Callable, **options: Callable | None
+        self, forward: Callable, run_backward: Callable, map_over: Callable | None = None
     ) -> type[torch.autograd.Function]:
         return make_function(
             self.name,
@@ -423,7 +382,7 @@ class Operator:
             self._derivative.save,
             self._derivative.found_by(run_backward),
             jvp=self._fail_on_tangents,
-            **options,
+            map_over=map_over,
         )
 
     def _register_autograd(self, functions: Sequence[type[torch.autograd.Function]]) -> None:
@@ -435,9 +394,8 @@ class Operator:
             return
         self._library = torch.library.Library(ops.name, "FRAGMENT")
         for function in functions:
-            kernel = functools.partial(
-                self._call_op, function.op, _pytorch.apply_at_one_level(function)
-            )
+            apply = _pytorch.apply_at_one_level(function)
+            kernel = functools.partial(self._call_op, function.op, apply)
             self._library.impl(function.op.name(), kernel, "Autograd", with_keyset=True)
 
     def _op(self, suffix: str) -> torch._ops.OpOverload:
@@ -449,9 +407,7 @@ class Operator:
     def _call_op(self, op: torch._ops.OpOverload, apply: Callable, keys, *arguments):
         """Runs a direct call of torch.ops at the Autograd dispatch key, above the kernels."""
         self.refuse_tangents(arguments)
-        if torch.is_grad_enabled() and any(
-            isinstance(value, Tensor) and value.requires_grad for value in arguments
-        ):
+        if _pytorch.is_gradient_needed(arguments):
             return apply(*arguments)
         return op.redispatch(keys & _pytorch.below_autograd_keys, *arguments)
 
@@ -481,19 +437,14 @@ class Operator:
         results = tuple(result.allocate(call, is_saved) for result in self.results)
         return results[0] if len(results) == 1 else results or None
 
-    def _backward_fake(self, *arguments):
+    def _backward_fake(self, *arguments, **gradients):
+        """Serves the backward op, and the one that writes `gradients` into given tensors."""
         given = self._check_backward(arguments)
-        return tuple(self._allocate_gradient(argument.name, given) for argument in self._gradients)
-
-    def _backward_out_fake(self, *arguments, **gradients):
-        given = self._check_backward(arguments)
-        for name in self._given_gradients:
+        written = self._given_gradients if gradients else ()
+        for name in written:
             check_given_gradient(name, gradients[f"d{name}"], given[name])
-        return tuple(
-            self._allocate_gradient(argument.name, given)
-            for argument in self._gradients
-            if argument.name not in self._given_gradients
-        )
+        names = [argument.name for argument in self._gradients if argument.name not in written]
+        return tuple([self._allocate_gradient(name, given) for name in names])
 
     def _check_backward(self, arguments: tuple) -> dict:
         """Checks the backward op's arguments and returns them by name."""

@@ -18,13 +18,15 @@ class PackedSequences(NamedTuple):
         are_first: (steps,), whether a sequence's scan begins with the step.
         are_none: (steps,), whether the step belongs to no sequence; `sequence` is arbitrary then.
         are_empty: (sequences,), whether the sequence has no steps.
-        last: (sequences,), the position of the sequence's last step in the order of the scan.
+        first, last: (sequences,), the sequence's first and last step in the order of the scan; any
+            number if it has no steps.
     """
 
     sequence: Tensor
     are_first: Tensor
     are_none: Tensor
     are_empty: Tensor
+    first: Tensor
     last: Tensor
 
     @classmethod
@@ -36,12 +38,10 @@ class PackedSequences(NamedTuple):
         sequence = torch.searchsorted(bounds, step, right=True) - 1
         are_none = (sequence < 0) | (sequence >= count)
         sequence = sequence.clamp(0, max(count - 1, 0))
-        if reverse:
-            first, last = ends - 1, seqlen - 1 - begins
-        else:
-            first, last = begins, ends - 1
+        first, last = (ends - 1, begins) if reverse else (begins, ends - 1)
         padded = torch.nn.functional.pad(first, (0, 1), value=-1)  # there may be no sequence
-        return cls(sequence, ~are_none & (step == padded[sequence]), are_none, begins >= ends, last)
+        are_first = ~are_none & (step == padded[sequence])
+        return cls(sequence, are_first, are_none, begins >= ends, first, last)
 
 
 def outside(cu_seqlens: Tensor | None, seqlen: int) -> Tensor | None:
@@ -90,7 +90,8 @@ def scan_steps(
         state = take_step(t, state)
         after.append(state)
     if after:
-        last = torch.cat(after)[sequences.last.clamp(min=0)]
+        last = seqlen - 1 - sequences.last if reverse else sequences.last
+        last = torch.cat(after)[last.clamp(min=0)]
         are_empty = sequences.are_empty.reshape(-1, *[1] * (states.dim() - 1))
         states = torch.where(are_empty, states, last)
     return states

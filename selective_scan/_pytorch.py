@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -73,6 +73,13 @@ def is_one_of_several(cotangent: Tensor | None) -> bool:
     """Returns whether a cotangent is a batch of cotangents that one pass maps over
     (is_grads_batched)."""
     return cotangent is not None and _is_legacy_batched(cotangent)
+
+
+def is_gradient_needed(values: Iterable[object]) -> bool:
+    """Returns whether, in grad mode, a tensor among these values requires a gradient."""
+    return torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in values
+    )
 
 
 def needs_composition(*cotangents: Tensor | None) -> bool:

@@ -95,6 +95,7 @@ class _StepOperator(Operator):
     """The operator of a step. The op ``s6_step_prepare``, of the same arguments, prepares calls."""
 
     _has_defaults = False
+    _has_batching_rules = False
 
     def schemas(self) -> dict[str, str]:
         schema = super().schemas()[self.name]
@@ -146,7 +147,6 @@ S6_STEP = _StepOperator(
     ],
     reference="",
     flops=_flops,
-    has_batching_rules=False,
 )
 
 

@@ -211,6 +211,8 @@ def fail_on_type(name: str, wanted: str, value: object) -> NoReturn:
 
 BackendName = Literal["auto", "cpu", "cuda", "reference"]
 BACKEND = Option("backend", get_args(BackendName))
+# Published models pass None for "no".
+RETURN_LAST_STATE = Option("return_last_state", none_is_default=True)
 
 
 def check_backend(backend: str, device: torch.device) -> None:

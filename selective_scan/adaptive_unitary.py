@@ -245,23 +245,18 @@ def adaptive_unitary_scan_fn(
         z: gate, (batch, dim, seqlen).
         initial_state: (batch, dim, dstate), complex64 or complex128.
         return_last_state: whether to return (out, last_state).
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`adaptive_unitary_scan_ref` on any
-            device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs
+            :func:`adaptive_unitary_scan_ref`.
 
     Returns:
         out, (batch, dim, seqlen) in u's dtype. With return_last_state also last_state, (batch, dim,
         dstate), complex64 or complex128.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
             argument, the expected and the actual value. Also raised when the result is
             differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Karuvally et al., "Bridging Expressivity and Scalability with Adaptive Unitary SSMs", 2025,

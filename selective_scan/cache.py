@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx, nn
 
+from . import _module_arguments
 from ._checks import MAX_WIDTH, REAL, check_changed, check_dtype
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
-from ._module_arguments import refuse
+from ._module_arguments import check_count, refuse
 from ._ops import add_op_namespace_prefix, ops
 from ._prepared_step import PreparedStep
+from ._table import fail_on_type
 from .causal_conv1d import causal_conv1d_fn
 from .causal_conv1d_update import causal_conv1d_update
 from .functional import selective_scan_fn
@@ -267,8 +269,7 @@ class S6Cache(_Cache):
     def __post_init__(self) -> None:
         for layer in self.layers:
             if not isinstance(layer, MixerCache):
-                got = type(layer).__name__
-                raise TypeError(f"selective_scan: layers must be MixerCaches, got {got}")
+                fail_on_type("layers", "MixerCaches", layer)
         depth, count = len(self.layers), len({*map(id, self.layers)})
         if count != depth:
             refuse("layers", f"{depth} different caches", count)
@@ -278,6 +279,32 @@ class S6Cache(_Cache):
 
 
 torch.serialization.add_safe_globals([MixerCache, S6Cache])  # which torch.load may construct
+
+
+def allocate_cache(
+    layer: MambaMixer,
+    batch_size: int,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> MixerCache:
+    """Returns a new cache, as :meth:`MambaMixer.allocate_cache` describes it."""
+    _refuse_bidirectional(layer)
+    check_count("batch_size", batch_size, minimum=0)
+    _module_arguments.check_dtype(dtype)
+    weight = layer._weight_like_states()
+    device = weight.device if device is None else device
+    conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
+    channels, history = layer.d_inner, layer.d_conv - 1
+    # Tensors created in torch.inference_mode could not be changed in place outside of it.
+    with torch.inference_mode(False):
+        conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
+        state = torch.zeros(batch_size, channels, layer.d_state, dtype=dtype, device=device)
+        cache = MixerCache(conv_state.transpose(1, 2), state)
+        if layer.sizes.mix:
+            cache.last_input = torch.zeros_like(state)
+        if pairs := layer.sizes.turns:
+            cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
+        return cache
 
 
 # --- what a call with a cache must be -------------------------------------------------------------
@@ -302,10 +329,7 @@ def _refuse_other_steps(conv1d: nn.Module, width: int) -> None:
 def refuse_other_cache(cache: object, kind: str) -> None:
     """Raises a TypeError unless cache is None."""
     if cache is not None:
-        raise TypeError(
-            f"selective_scan: cache must be None or the {kind} of allocate_cache, "
-            f"got {type(cache).__name__}"
-        )
+        fail_on_type("cache", f"None or the {kind} of allocate_cache", cache)
 
 
 def needs_gradient(module: nn.Module, x: Tensor) -> bool:
@@ -323,8 +347,8 @@ def refuse_gradient(module: nn.Module, x: Tensor) -> None:
         )
 
 
-def refuse_bidirectional(is_bidirectional: bool) -> None:
-    if is_bidirectional:
+def _refuse_bidirectional(layer: MambaMixer) -> None:
+    if layer.bidirectional:
         refuse("bidirectional", "False where there is a cache, for lack of the steps to come", True)
 
 
@@ -333,7 +357,7 @@ def check_cache(
 ) -> None:
     """Raises an error unless the cache fits the layer and an input of this batch and device, where
     None stands for any device."""
-    refuse_bidirectional(layer.bidirectional)
+    _refuse_bidirectional(layer)
     d_inner, d_state, d_conv = layer.A_log.shape[0], layer.d_state, layer.d_conv
     num_angles = layer.sizes.turns
     of_states = ("(batch, d_inner, d_state)", (batch, d_inner, d_state))

@@ -357,28 +357,20 @@ def causal_conv1d_fn(
             of order or range are clamped to valid ones.
         conv_states: pool of states, (slots, dim, width - 1), any of the dtypes above. Needs
             cu_seqlens; not with seq_idx, initial_states or return_final_states.
-        cache_indices: the slot of each sequence, (sequences,), int32 or int64. None means that
-            there are as many slots as sequences, and sequence i has slot i.
-        has_initial_state: whether each sequence starts from the state in its slot, (sequences,),
-            bool. None means that all start from 0.
-        pad_slot_id: an index that marks padding, like every negative index.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`causal_conv1d_ref` on any device.
+        cache_indices, has_initial_state, pad_slot_id: the slot of each sequence, (sequences,), and
+            whether it starts from the state there; as in :func:`selective_scan_prefill`.
+        backend: as in :func:`selective_scan_fn`; "reference" runs :func:`causal_conv1d_ref`.
 
     Returns:
         out, (batch, dim, seqlen), in x's dtype. With return_final_states, a tuple of out and the
         final states, which have the shape of initial_states and x's dtype.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the activation is unknown, an argument has a wrong layout, device, dtype or
             shape, arguments exclude each other, or, on a CPU, cu_seqlens is out of order or range;
             the message names the argument, the expected and the actual value. Also raised when the
             result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,

@@ -154,23 +154,17 @@ def causal_conv1d_update(
         pad_slot_id: an index that marks padding, like every negative index.
         out: a tensor that receives the result, with x's shape and dtype; may be x itself. None
             allocates one.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`causal_conv1d_update_ref` on any
-            device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs :func:`causal_conv1d_update_ref`.
 
     Returns:
         `out` if it is given, else a new tensor with x's shape and dtype and, if x is dense, x's
         layout.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the activation is unknown, an argument has a wrong layout, device, dtype or
             shape, the call needs a gradient, or, on a CPU, an index names a slot that does not
             exist; the message names the argument, the expected and the actual value.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,

@@ -181,21 +181,16 @@ def diagonal_scan_fn(
             sequence is scanned separately, from its own initial state. h is 0 at steps that belong
             to no sequence. On CUDA the values are not read back to the host, and values out of
             order or range are clamped to valid ones.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`diagonal_scan_ref` on any device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs :func:`diagonal_scan_ref`.
 
     Returns:
         h, (..., seqlen), in b's dtype, or in its complex counterpart if a is complex.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: an argument has a wrong layout, device, dtype or shape, or, on a CPU,
             cu_seqlens is out of order or range; the message names the argument, the expected and
             the actual value. Also raised when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Blelloch, "Prefix Sums and Their Applications", 1990, section 1.4.1, on solving recurrences

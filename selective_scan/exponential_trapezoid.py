@@ -11,12 +11,12 @@ from torch import Tensor
 from ._checks import REAL, Call
 from ._discretization import steps_of_sequences
 from ._layer_input import without_autocast
-from ._operator import RETURN_LAST_STATE
 from ._packed import PackedSequences, outside, scan_steps, zeroed
 from ._selective_scan import POLE_DTYPES, POLES, scanned
 from ._table import (
     BACKEND,
     CU_SEQLENS,
+    RETURN_LAST_STATE,
     STATE_DTYPES,
     BackendName,
     Option,
@@ -139,11 +139,10 @@ class _Edges(NamedTuple):
         if cu_seqlens is None:
             return cls(*((seqlen - 1, 0) if reverse else (0, seqlen - 1)))
         sequences = PackedSequences.of(cu_seqlens, seqlen, reverse)
-        begins, ends = cu_seqlens.long()[:-1], cu_seqlens.long()[1:] - 1
-        first, last = (ends, begins) if reverse else (begins, ends)
         are_none = sequences.are_none
         are_last = are_none | _of_next_step(sequences.are_first | are_none, reverse)
-        places = (place.clamp(0, max(seqlen - 1, 0)) for place in (first, last))
+        edges = (sequences.first, sequences.last)
+        places = (place.clamp(0, max(seqlen - 1, 0)) for place in edges)
         return cls(*places, are_none, are_last, sequences.are_empty)
 
     def at(self, place: Tensor | int, steps: Tensor) -> Tensor:
@@ -305,14 +304,10 @@ def exponential_trapezoid_fn(
         single step for decoding. Both can be differentiated once, with respect to every tensor.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: an argument has a wrong layout, device, dtype or shape, or, on a CPU,
             cu_seqlens is out of order or range; the message names the argument, the expected and
             the actual value. Also raised when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing, see :func:`selective_scan_fn`.
 
     References:
         Mamba-3, 2026, arXiv:2603.15569: the exponential-trapezoidal discretization, in the form for

@@ -55,9 +55,9 @@ def selective_scan_ref(
         >>> selective_scan_ref(u, delta, A, B, C).shape
         torch.Size([2, 8, 100])
     """
-    options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
-    options = (*options, input_delta)
-    values = (u, delta, A, B, C, D, z, delta_bias, *options, return_last_state, backend)
+    options = (delta_softplus, discretization_method, initial_state, reverse)
+    values = (u, delta, A, B, C, D, z, delta_bias, *options, cu_seqlens, input_delta)
+    values = (*values, return_last_state, backend)
     scan = operator_for(A, discretization_method)
     if are_distributed(values):
         return scan.run_reference(selective_scan_ref, values)
@@ -391,9 +391,8 @@ def selective_scan_fn(
         >>> u.grad.shape
         torch.Size([2, 64, 100])
     """
-    options = (delta_softplus, discretization_method, initial_state, reverse, cu_seqlens)
-    options = (*options, input_delta)
-    arguments = (u, delta, A, B, C, D, z, delta_bias, *options)
+    options = (delta_softplus, discretization_method, initial_state, reverse)
+    arguments = (u, delta, A, B, C, D, z, delta_bias, *options, cu_seqlens, input_delta)
     scan = operator_for(A, discretization_method)
     values = (*arguments, return_last_state, backend)
     if not scan.has_kernels(values):

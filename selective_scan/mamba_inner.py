@@ -101,7 +101,9 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (x * scale * weight.to(x.dtype)).to(rows.dtype)
 
 
-def _run(layer: Layer, backend: BackendName) -> Tensor:
+def run_layer(layer: Layer, backend: BackendName = "auto") -> Tensor:
+    """Computes mamba_inner_fn with the arguments that LAYER_ARGUMENTS describes. Without an output
+    projection it returns the rows that would enter it, (batch, seqlen, dim)."""
     if not MAMBA_INNER.has_kernels((*layer, backend)):
         return _run_reference(layer, backend)
     tensors = (
@@ -269,21 +271,16 @@ def mamba_inner_fn(
             step to the first, before the gate; D·x is added once.
         cu_seqlens: the boundaries of packed sequences, as in :func:`selective_scan_fn`; batch is
             then 1.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`mamba_inner_ref` on any device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs :func:`mamba_inner_ref`.
 
     Returns:
         out, (batch, seqlen, d_model).
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
             or, on a CPU, cu_seqlens is out of order or range; the message names the argument, the
             expected and the actual value. Also raised when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
@@ -316,48 +313,13 @@ def mamba_inner_fn(
         *(b_rms_weight, c_rms_weight, dt_rms_weight, b_c_dt_rms_eps),
         *(discretization_method, bidirectional, False, cu_seqlens),
     )
-    return _run(layer, backend)
+    return run_layer(layer, backend)
 
 
 def _given(out_proj_weight: Tensor) -> Tensor:
     if out_proj_weight is None:
         raise TypeError("selective_scan: out_proj_weight must be a Tensor, got NoneType")
     return out_proj_weight
-
-
-def mamba_rows(
-    xz: Tensor,
-    conv1d_weight: Tensor,
-    conv1d_bias: Tensor | None,
-    x_proj_weight: Tensor,
-    delta_proj_weight: Tensor,
-    A: Tensor,
-    A_b: Tensor | None = None,
-    B: Tensor | None = None,
-    C: Tensor | None = None,
-    D: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    B_proj_bias: Tensor | None = None,
-    C_proj_bias: Tensor | None = None,
-    delta_softplus: bool = True,
-    reverse: bool = False,
-    discretization_method: Method = "zoh",
-) -> Tensor:
-    """Computes the input of mamba_inner_fn's output projection, (batch, seqlen, dim).
-
-    Layers with several sets of weights call this once per set, and their projections once.
-
-    With A_b, a second scan of the same inputs with these poles, from the last step to the first, is
-    added; each of the two scans applies D and the gate. `reverse` is equivalent to flipping xz and
-    the result along time: the convolution then looks at later steps.
-    """
-    layer = Layer(
-        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
-        *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
-        reverse=reverse,
-        discretization_method=discretization_method,
-    )
-    return _run(layer, "auto")
 
 
 class LayerOptions(NamedTuple):

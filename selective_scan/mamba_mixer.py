@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from . import _mamba_weights
 from ._checks import MAX_WIDTH, REAL
-from ._discretization import LAYER_METHODS, METHODS, LayerMethod, at_least_single, poles
+from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
@@ -19,7 +19,6 @@ from ._marks import MarkedModule
 from ._module_arguments import (
     check_choice,
     check_count,
-    check_default,
     check_dtype,
     check_flag,
     check_positive,
@@ -36,14 +35,22 @@ from ._plain_mixer import (
 from ._plain_stack import step_in_one
 from .cache import (
     MixerCache,
+    allocate_cache,
     check_cache,
-    refuse_bidirectional,
     refuse_gradient,
     refuse_other_cache,
 )
 from .functional import selective_scan_fn
 from .mamba_inner import LayerOptions, add
-from .step_projection import StepProjection, is_plain_projection, project_steps
+from .step_projection import (
+    DT_INIT_FLOOR,
+    DT_MAX,
+    DT_MIN,
+    InitialSteps,
+    StepProjection,
+    is_plain_projection,
+    project_steps,
+)
 
 # Functions that inspect their arguments must stay one node each in a torch.fx graph.
 fx.wrap("causal_convolution")
@@ -52,9 +59,6 @@ fx.wrap("checked_sequence")
 fx.wrap("poles")
 fx.wrap("refuse_other_cache")
 fx.wrap("selective_scan_fn")
-
-# Defaults that these arguments must keep if they would have no effect.
-DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
 
 
 class MambaMixer(MarkedModule):
@@ -184,18 +188,8 @@ class MambaMixer(MarkedModule):
         if dt_rank == "auto":
             dt_rank = math.ceil(d_model / 16)
         check_count("dt_rank", dt_rank, " or 'auto'")
-        check_positive("dt_min", dt_min)
-        check_positive("dt_max", dt_max)
-        if dt_min > dt_max:
-            refuse("dt_min", f"at most dt_max = {dt_max}", dt_min)
-        check_choice("dt_init", dt_init, ("random", "constant"))
-        check_positive("dt_scale", dt_scale)
-        check_positive("dt_init_floor", dt_init_floor, or_zero=True)
-        check_flag("dt_proj_bias", dt_proj_bias)
-        if not dt_proj_bias:
-            check_default("dt_min", dt_min, DT_MIN)
-            check_default("dt_max", dt_max, DT_MAX)
-            check_default("dt_init_floor", dt_init_floor, DT_INIT_FLOOR)
+        initial = InitialSteps(dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
+        initial.check(dt_proj_bias)
         check_flag("dt_soft_plus", dt_soft_plus)
         check_flag("conv_bias", conv_bias)
         check_flag("bias", bias)
@@ -221,15 +215,7 @@ class MambaMixer(MarkedModule):
         )
         self.x_proj = nn.Linear(d_inner, sum(sizes), bias=False, **where)
         self.dt_proj = StepProjection(
-            dt_rank,
-            d_inner,
-            bias=dt_proj_bias,
-            constant_weight=dt_init == "constant",
-            scale=dt_scale,
-            step_range=(dt_min, dt_max),
-            floor=dt_init_floor,
-            softplus=dt_soft_plus,
-            **where,
+            dt_rank, d_inner, initial, bias=dt_proj_bias, softplus=dt_soft_plus, **where
         )
         self.out_proj = nn.Linear(d_inner, d_model, bias=bias, **where)
         # Both states of a rotating pair have the same pole.
@@ -244,17 +230,8 @@ class MambaMixer(MarkedModule):
         """Does what nn.Module does, but refuses options that need other parameters than the layer
         was constructed with, since they would have no effect."""
         if name in ("discretization_method", "rotary") and "sizes" in vars(self):
-            self._refuse_other_parameters(name, value)
+            self.sizes.check_option(name, value)
         super().__setattr__(name, value)
-
-    def _refuse_other_parameters(self, name: str, value: object) -> None:
-        if name == "rotary":
-            kept, is_kept = repr(self.rotary), value is self.rotary
-        else:
-            choices = ("trapezoid",) if self.sizes.mix else METHODS
-            kept, is_kept = f"one of {', '.join(choices)}", value in choices
-        if not is_kept:
-            refuse(name, f"{kept} in this layer, because others need other parameters", value)
 
     def reset_parameters(self) -> None:
         """Initializes all parameters again, including those of the submodules."""
@@ -297,23 +274,7 @@ class MambaMixer(MarkedModule):
             >>> MambaMixer(d_model=32).allocate_cache(2).state.shape
             torch.Size([2, 64, 16])
         """
-        refuse_bidirectional(self.bidirectional)
-        check_count("batch_size", batch_size, minimum=0)
-        check_dtype(dtype)
-        weight = self._weight_like_states()
-        device = weight.device if device is None else device
-        conv_dtype, dtype = dtype or weight.dtype, dtype or at_least_single(weight.dtype)
-        channels, history = self.d_inner, self.d_conv - 1
-        # Tensors created in torch.inference_mode could not be changed in place outside of it.
-        with torch.inference_mode(False):
-            conv_state = torch.zeros(batch_size, history, channels, dtype=conv_dtype, device=device)
-            state = torch.zeros(batch_size, channels, self.d_state, dtype=dtype, device=device)
-            cache = MixerCache(conv_state.transpose(1, 2), state)
-            if self.sizes.mix:
-                cache.last_input = torch.zeros_like(state)
-            if pairs := self.sizes.turns:
-                cache.angles = state.new_zeros(batch_size, pairs, 1, dtype=torch.float64)
-            return cache
+        return allocate_cache(self, batch_size, dtype, device)
 
     def _weight_like_states(self) -> Tensor:
         """Returns a weight with the dtype and device of new states: that of conv1d, unless a module

@@ -14,8 +14,10 @@ from ._layer_input import checked_sequence
 from ._module_arguments import check_count, refuse
 from ._plain_mixer import has_no_hooks
 from ._plain_stack import Stack, step_in_one
+from ._table import fail_on_type
 from .cache import MixerCache, S6Cache, check_cache, refuse_gradient, refuse_other_cache
-from .mamba_mixer import DT_INIT_FLOOR, DT_MAX, DT_MIN, MambaMixer
+from .mamba_mixer import MambaMixer
+from .step_projection import DT_INIT_FLOOR, DT_MAX, DT_MIN
 
 fx.wrap("checked_sequence")
 fx.wrap("refuse_other_cache")
@@ -87,33 +89,22 @@ class S6(nn.Module):
     ) -> None:
         super().__init__()
         check_count("depth", depth)
+        sizes = (d_model, d_state, d_conv, expand, dt_rank)
+        steps = (dt_min, dt_max, dt_init, dt_scale, dt_init_floor)
+        options = {
+            "dt_proj_bias": dt_proj_bias,
+            "dt_soft_plus": dt_soft_plus,
+            "bidirectional": bidirectional,
+            "discretization_method": discretization_method,
+            "rotary": rotary,
+        }
+        where = {"device": device, "dtype": dtype}
         self.layers = nn.ModuleList(
-            S6Layer(
-                d_model,
-                d_state,
-                d_conv,
-                expand,
-                dt_rank,
-                dt_min,
-                dt_max,
-                dt_init,
-                dt_scale,
-                dt_init_floor,
-                conv_bias,
-                bias,
-                dt_proj_bias=dt_proj_bias,
-                dt_soft_plus=dt_soft_plus,
-                bidirectional=bidirectional,
-                discretization_method=discretization_method,
-                rotary=rotary,
-                device=device,
-                dtype=dtype,
-            )
-            for _ in range(depth)
+            S6Layer(*sizes, *steps, conv_bias, bias, **options, **where) for _ in range(depth)
         )
         self.layers[0]._input_name = "x"  # the first layer refuses what the model was passed
         self.d_model = d_model
-        self.norm_f = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, device=device, dtype=dtype)
+        self.norm_f = nn.RMSNorm(d_model, eps=_mamba_weights.NORM_EPS, **where)
 
     @property
     def depth(self) -> int:
@@ -189,8 +180,7 @@ class S6(nn.Module):
         """
         x = checked_sequence("x", x, self.d_model, cu_seqlens)
         if head is not None and not callable(head):
-            got = type(head).__name__
-            raise TypeError(f"selective_scan: head must be a Module or None, got {got}")
+            fail_on_type("head", "a Module or None", head)
         parts = self._modules  # attributes that are modules take a microsecond each
         layers = parts["layers"]._modules.values()
         depth = len(layers)

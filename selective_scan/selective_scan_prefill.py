@@ -141,9 +141,8 @@ def selective_scan_prefill_ref(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
-    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    call = _PREFILL.check((*arguments, *slot_arguments, *options, backend))
+    call = _PREFILL.check((*arguments, *slot_arguments, *options, input_delta, backend))
     slots = slots_of(call, states)
     pieces = _pieces(call, slots)
     values_per_step = {
@@ -258,23 +257,18 @@ def selective_scan_prefill(
         input_delta: step sizes of the input, (dim, total); see :func:`selective_scan_fn`.
         out: a tensor that receives the result, with u's shape and dtype; must share no memory with
             the other arguments. None allocates one.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`selective_scan_prefill_ref` on any
-            device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs
+            :func:`selective_scan_prefill_ref`.
 
     Returns:
         `out` if it is given, else a new tensor with u's shape and dtype and, if u is dense, u's
         layout.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
             the call needs a gradient, or, on a CPU, a value is one of those refused above; the
             message names the argument, the expected and the actual value.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,
@@ -299,9 +293,8 @@ def selective_scan_prefill(
     """
     slot_arguments = (cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
     options = (checkpoint_every, first_position, checkpoint_slots, out, discretization_method)
-    options = (*options, input_delta)
     arguments = (u, states, delta, A, B, C, D, z, delta_bias, delta_softplus)
-    arguments = (*arguments, *slot_arguments, *options)
+    arguments = (*arguments, *slot_arguments, *options, input_delta)
     if not _PREFILL.has_kernels((*arguments, backend)):
         return _PREFILL.run_reference(selective_scan_prefill_ref, (*arguments, backend))
     result = _PREFILL(*arguments)

@@ -122,25 +122,24 @@ def selective_state_update_ref(
     slots = state.shape[0]
     discretize = DISCRETIZATIONS[discretization_method]
 
-    def steps_of(tensor: Tensor) -> list[Tensor]:
+    def steps_of(tensor: Tensor, dtype: torch.dtype = dtype) -> tuple[Tensor, ...]:
         """Returns the steps, each (batch, [heads,] dim)."""
-        return list(tensor.to(dtype).unbind(1)) if has_steps else [tensor.to(dtype)]
+        return (tensor if has_steps else tensor[:, None]).to(dtype).unbind(1)
 
     def projections_of(tensor: Tensor) -> list[Tensor]:
         """Returns the steps, (batch, heads, 1, dstate) each; (batch, dim, dstate) without heads."""
-        steps = tensor.to(h_dtype).unbind(1) if has_steps else [tensor.to(h_dtype)]
-        steps = [step[:, None] if step.dim() == 2 else step for step in steps]
-        repeats = [call.sizes["heads" if has_heads else "dim"] // step.shape[1] for step in steps]
-        spread = [s.repeat_interleave(n, dim=1) for s, n in zip(steps, repeats, strict=True)]
+        size = call.sizes["heads" if has_heads else "dim"]
+        steps = (step[:, None] if step.dim() == 2 else step for step in steps_of(tensor, h_dtype))
+        spread = (step.repeat_interleave(size // step.shape[1], dim=1) for step in steps)
         return [step[:, :, None] if has_heads else step for step in spread]
 
     source, is_live = slots_of_rows(call, "state_batch_indices", state)
     xs = steps_of(x)
-    destination = source if dst_state_batch_indices is None else dst_state_batch_indices
-    is_written = is_live
+    destination, is_written = source, is_live
     if dst_state_batch_indices is not None:
-        written = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
-        is_written = written & (is_live if destination.dim() == 1 else is_live[:, None])
+        destination = dst_state_batch_indices
+        are_named = are_slots("dst_state_batch_indices", destination, slots, pad_slot_id)
+        is_written = are_named & (is_live if destination.dim() == 1 else is_live[:, None])
 
     if slots > 0:
         h = state[torch.where(is_live, source, 0)].to(h_dtype)
@@ -250,23 +249,18 @@ def selective_state_update(
         discretization_method: "zoh", "foh", "bilinear", "poly", "highorder" or "rk4"; see
             :func:`selective_scan_fn`.
         input_delta: step sizes of the input, shaped like x; see :func:`selective_scan_fn`.
-        backend: "auto" selects the kernels for the tensors' device; "cpu" and "cuda" do the same
-            and require that device; "reference" runs :func:`selective_state_update_ref` on any
-            device.
+        backend: as in :func:`selective_scan_fn`; "reference" runs
+            :func:`selective_state_update_ref`.
 
     Returns:
         `out` if it is given, else a new tensor with x's shape and dtype and, if x is dense, x's
         layout.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see :func:`selective_scan_fn`.
         RuntimeError: the method is unknown, an argument has a wrong layout, device, dtype or shape,
             the call needs a gradient, or, on a CPU, an index names a slot that does not exist; the
             message names the argument, the expected and the actual value.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023,

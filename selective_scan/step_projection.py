@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ._discretization import at_least_single
 from ._marks import MarkedModule
+from ._module_arguments import check_choice, check_flag, check_positive, refuse
 from ._plain_mixer import has_plain_weights, parameter, product
+
+DT_MIN, DT_MAX, DT_INIT_FLOOR = 1e-3, 0.1, 1e-4
+
+
+class InitialSteps(NamedTuple):
+    """The initialization of a layer's step sizes; the fields are arguments of MambaMixer."""
+
+    dt_min: float = DT_MIN
+    dt_max: float = DT_MAX
+    dt_init: str = "random"
+    dt_scale: float = 1.0
+    dt_init_floor: float = DT_INIT_FLOOR
+
+    def check(self, dt_proj_bias: bool) -> None:
+        """Raises a ValueError if a field is invalid, or would have no effect without the bias."""
+        check_positive("dt_min", self.dt_min)
+        check_positive("dt_max", self.dt_max)
+        if self.dt_min > self.dt_max:
+            refuse("dt_min", f"at most dt_max = {self.dt_max}", self.dt_min)
+        check_choice("dt_init", self.dt_init, ("random", "constant"))
+        check_positive("dt_scale", self.dt_scale)
+        check_positive("dt_init_floor", self.dt_init_floor, or_zero=True)
+        check_flag("dt_proj_bias", dt_proj_bias)
+        for name in () if dt_proj_bias else ("dt_min", "dt_max", "dt_init_floor"):
+            value, default = getattr(self, name), self._field_defaults[name]
+            if value != default:
+                wanted = f"{default} where dt_proj_bias=False, since it has no effect then"
+                refuse(name, wanted, value)
 
 
 class StepProjection(MarkedModule, nn.Linear):
@@ -21,12 +51,8 @@ class StepProjection(MarkedModule, nn.Linear):
     Args:
         rank: number of input channels.
         dim: number of output channels.
-        bias: whether there is a bias, which is initialized from the initial step sizes.
-        constant_weight: whether all weights start as rank^-0.5·scale; else they are drawn uniformly
-            between minus and plus this value.
-        scale: see constant_weight.
-        step_range: the range of the initial step sizes, which are log-uniform.
-        floor: the minimum of the initial step sizes.
+        initial: the initialization of the weight, and of the bias if there is one.
+        bias: whether there is a bias.
         softplus: whether the step size is the softplus of this projection.
     """
 
@@ -37,35 +63,29 @@ class StepProjection(MarkedModule, nn.Linear):
         self,
         rank: int,
         dim: int,
+        initial: InitialSteps,
         *,
         bias: bool,
-        constant_weight: bool,
-        scale: float,
-        step_range: tuple[float, float],
-        floor: float,
         softplus: bool,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         # nn.Linear's constructor calls reset_parameters.
-        self.constant_weight = constant_weight
-        self.scale = scale
-        self.step_range = step_range
-        self.floor = floor
+        self.initial = initial
         self.softplus = softplus
         super().__init__(rank, dim, bias=bias, device=device, dtype=dtype)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        bound = self.in_features**-0.5 * self.scale
-        if self.constant_weight:
+        dt_min, dt_max, dt_init, scale, floor = self.initial
+        bound = self.in_features**-0.5 * scale
+        if dt_init == "constant":
             self.weight.fill_(bound)
         else:
             self.weight.uniform_(-bound, bound)
         if self.bias is not None:
-            low, high = map(math.log, self.step_range)
             step = torch.empty_like(self.bias, dtype=at_least_single(self.bias.dtype))
-            step = step.uniform_(low, high).exp().clamp(min=self.floor)
+            step = step.uniform_(math.log(dt_min), math.log(dt_max)).exp().clamp(min=floor)
             # The inverse of softplus, log(exp(step) - 1), without overflow for large steps.
             self.bias.copy_(step + torch.log(-torch.expm1(-step)) if self.softplus else step)
 

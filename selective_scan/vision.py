@@ -87,14 +87,11 @@ def cross_scan_fn(
         this dtype before the sum.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        ValueError: the backend is unknown, or does not match the tensors' device.
+        TypeError, ValueError, torch.OutOfMemoryError, ImportError: see
+            :func:`selective_scan.selective_scan_fn`.
         RuntimeError: the method is unknown, or an argument has a wrong layout, device, dtype or
             shape; the message names the argument, the expected and the actual value. Also raised
             when the result is differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, and in code compiled by
-            torch.compile, a RuntimeError with the allocator's message is raised instead.
-        ImportError: the library for the tensors' device is missing.
 
     References:
         Liu et al., "VMamba: Visual State Space Model", 2024, arXiv:2401.10166: SS2D, section 4.2.

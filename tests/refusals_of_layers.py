@@ -39,10 +39,10 @@ from selective_scan import (
     mamba_inner_ref,
     rotate_states,
 )
-from selective_scan._mamba_operators import MAMBA_INNER
+from selective_scan._mamba_operators import MAMBA_INNER, Layer
 from selective_scan._s6_step import StackTensors
 from selective_scan.compat.directions import bimamba_inner_fn
-from selective_scan.mamba_inner import mamba_rows
+from selective_scan.mamba_inner import run_layer
 from selective_scan.vision import cross_scan_fn, cross_scan_ref
 from test_mamba_inner import BASE as LAYER
 from test_mamba_inner import tensors_of
@@ -216,7 +216,7 @@ BIMAMBA = Refusals(
 )
 # The rows that a layer of two directions consists of.
 ROWS_OF_LAYER = Refusals(
-    ways_in(mamba_rows, None),
+    ways_in(lambda **given: run_layer(Layer(**given)), None),
     lambda **changes: (
         {
             name: it

@@ -1,4 +1,4 @@
-"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and mamba_rows below them."""
+"""mamba_inner_fn_no_out_proj and bimamba_inner_fn of Vim's fork, and run_layer below them."""
 
 import inspect
 
@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from directed import ROUNDING, assert_near, nudge, plain_rows
+from selective_scan._mamba_operators import Layer
 from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
-from selective_scan.mamba_inner import mamba_rows
+from selective_scan.mamba_inner import run_layer
 
 INPUTS = ("xz", "conv1d_weight", "conv1d_bias", "x_proj_weight", "delta_proj_weight")
 BIASES = ("B", "C", "D", "delta_bias", "B_proj_bias", "C_proj_bias", "delta_softplus")
@@ -146,16 +147,14 @@ def test_turned_around_by_width(width, seqlen, device):
 
 
 def check_turned_around(tensors):
-    arguments = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=True)
-    actual = mamba_rows(*arguments)
-    turned = arguments_of(mamba_rows, tensors | {"A_b": None}, reverse=False)
-    turned[0] = turned[0].flip(2)
-    place = list(inspect.signature(mamba_rows).parameters).index("C")
-    turned[place] = None if turned[place] is None else turned[place].flip(2)
-    expected = mamba_rows(*turned).flip(1)
+    rows = dict.fromkeys(("out_proj_weight", "out_proj_bias", "A_b"))
+    layer = Layer(**tensors | rows, delta_softplus=True, discretization_method="foh")
+    actual = run_layer(layer._replace(reverse=True))
+    C = None if layer.C is None else layer.C.flip(2)
+    expected = run_layer(layer._replace(xz=layer.xz.flip(2), C=C)).flip(1)
     torch.testing.assert_close(actual, expected)
     cotangent = torch.randn_like(actual)
-    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    tensors = [a for a in layer if isinstance(a, torch.Tensor)]
     for one, other in zip(
         *(torch.autograd.grad(out, tensors, cotangent) for out in (actual, expected)), strict=True
     ):

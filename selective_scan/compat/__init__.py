@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from .._library import logger
+from .._module_arguments import refuse
+from .._table import fail_on_type
 from ._modules import ABSENT, BINDINGS, MODULES, PACKAGES, why_absent
 
 __all__ = ["Handle", "install", "uninstall"]
@@ -178,8 +180,7 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
     """
     for name, value in {"force": force, "raw": raw}.items():
         if not isinstance(value, bool):
-            got = type(value).__name__
-            raise TypeError(f"selective_scan: {name} must be a bool, got {got}")
+            fail_on_type(name, "a bool", value)
     asked = _checked_modules(modules)
     with _LOCK:
         return Handle(_add(force, raw, asked))
@@ -217,14 +218,10 @@ def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
     if modules is None:
         return ()
     if isinstance(modules, str) or not isinstance(modules, Sequence):
-        got = type(modules).__name__
-        raise TypeError(f"selective_scan: modules must be a sequence of names, got {got}")
+        fail_on_type("modules", "a sequence of names", modules)
     for name in modules:
         if name not in MODULES:
-            raise ValueError(
-                f"selective_scan: modules must be names of modules of selective_scan.compat, got "
-                f"{name!r}"
-            )
+            refuse("modules", "names of modules of selective_scan.compat", name)
     return modules
 
 

@@ -30,7 +30,9 @@ class Contents:
 
 
 def _from(origin: str, names: str) -> dict[str, tuple[str, str]]:
-    return {name: (origin, name) for name in names.split()}
+    """Returns the contents of a module; "name=other" is the origin's `other` by another name."""
+    pairs = (name.partition("=") for name in names.split())
+    return {name: (origin, other or name) for name, _, other in pairs}
 
 
 def _binding(origin: str, names: Iterable[str], before: str = "") -> Contents:
@@ -51,14 +53,12 @@ _TAKEN_ALONG = (
     | _from("functools", "partial")
     | _from("typing", "Callable Optional Sequence Union")
     | _from("torch", "Tensor torch")
-    | _from(f"{_HERE}.generation", "time")
-    | {
-        "F": ("torch.nn", "functional"),
-        "GenerateDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
-        "GreedySearchDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
-        "SampleDecoderOnlyOutput": (f"{_HERE}.generation", "DecoderOnlyOutput"),
-        "TextStreamer": (f"{_HERE}.generation", "Streamer"),
-    }
+    | _from("torch.nn", "F=functional")
+    | _from(
+        f"{_HERE}.generation",
+        "time TextStreamer=Streamer GenerateDecoderOnlyOutput=DecoderOnlyOutput "
+        "GreedySearchDecoderOnlyOutput=DecoderOnlyOutput SampleDecoderOnlyOutput=DecoderOnlyOutput",
+    )
 )
 _NORM_CONTENTS = Contents(_from(f"{_HERE}.layer_norm", _NORMS))
 # A version before the introduction of Mamba-2, so that code which checks for Mamba-2 finds none.
@@ -109,13 +109,11 @@ MODULES = {
         | _from(f"{_HERE}.steps", "causal_conv1d_update_ref")
     ),
     "causal_conv1d.causal_conv1d_varlen": Contents(
-        _from(f"{_HERE}.convolution", "causal_conv1d_varlen_states")
-        | {
-            "causal_conv1d_varlen_states_ref": (
-                f"{_HERE}.convolution",
-                "causal_conv1d_varlen_states",
-            )
-        }
+        _from(
+            f"{_HERE}.convolution",
+            "causal_conv1d_varlen_states "
+            "causal_conv1d_varlen_states_ref=causal_conv1d_varlen_states",
+        )
     ),
     "causal_conv1d.cpp_functions": Contents(
         _from(

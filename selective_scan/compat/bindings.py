@@ -25,6 +25,7 @@ from .convolution import (
     causal_conv1d_bwd_function,
     causal_conv1d_fwd_function,
     causal_conv1d_update_function,
+    differentiate,
 )
 
 Optional = Tensor | None
@@ -60,13 +61,13 @@ def _backward(
 
     dout may have a wider dtype than u.
     """
-    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-    with torch.enable_grad():
-        u = leaves[0].to(at_least_single(dout.dtype))
-        out = selective_scan_fn(u, *leaves[1:], delta_softplus)
-    there = [leaf for leaf in leaves if leaf is not None]
-    gradients = iter(torch.autograd.grad(out, there, dout.to(out.dtype)))
-    return out.detach(), [None if leaf is None else next(gradients) for leaf in leaves]
+    wide = at_least_single(dout.dtype)
+
+    def scan(u: Tensor, *others: Optional) -> Tensor:
+        return selective_scan_fn(u.to(wide), *others, delta_softplus)
+
+    out, gradients = differentiate(scan, tensors, dout.to(wide))
+    return out.detach(), gradients
 
 
 # --- mamba_ssm ------------------------------------------------------------------------------------
@@ -127,8 +128,7 @@ def mamba_bwd(
 # nrows, by which VMamba's first kernels divided the channels, affects no result and is ignored.
 
 
-@by_position("selective_scan_cuda_core.fwd")
-def core_fwd(
+def _vmamba_fwd(
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -138,9 +138,17 @@ def core_fwd(
     delta_bias_: Optional,
     delta_softplus: bool,
     nrows: int,
+    out_float: bool = False,
 ) -> list[Tensor]:
-    """Returns [out, x]."""
-    return oflex_fwd(u, delta, A, B, C, D_, delta_bias_, delta_softplus, nrows, False)
+    """Returns [out, x], with out in float32 if `out_float`."""
+    if out_float:
+        u = u.float()
+    return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)
+
+
+_SCANNED = "u delta A B C D_ delta_bias_ delta_softplus nrows"
+core_fwd = by_position("selective_scan_cuda_core.fwd", _SCANNED)(_vmamba_fwd)
+oflex_fwd = by_position("selective_scan_cuda_oflex.fwd", f"{_SCANNED} out_float")(_vmamba_fwd)
 
 
 def _vmamba_bwd(
@@ -164,25 +172,6 @@ def _vmamba_bwd(
 
 core_bwd = by_position("selective_scan_cuda_core.bwd")(_vmamba_bwd)
 oflex_bwd = by_position("selective_scan_cuda_oflex.bwd")(_vmamba_bwd)
-
-
-@by_position("selective_scan_cuda_oflex.fwd")
-def oflex_fwd(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D_: Optional,
-    delta_bias_: Optional,
-    delta_softplus: bool,
-    nrows: int,
-    out_float: bool,
-) -> list[Tensor]:
-    """Returns [out, x], with out in float32 if `out_float`."""
-    if out_float:
-        u = u.float()
-    return _forward(u, delta, A, B, C, D_, delta_bias_, delta_softplus)
 
 
 # --- causal_conv1d --------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ Tensors may also be on a CPU, and may have any strides.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,21 +118,26 @@ def _by_reference(
     dx: Tensor,
 ) -> tuple[Tensor, Optional, Optional]:
     """Computes the op ``causal_conv1d_bwd_out`` if there are no kernels."""
-    leaves = [
-        None if t is None else t.detach().requires_grad_()
-        for t in (x, weight, bias, initial_states)
-    ]
-    has_states = dfinal_states is not None
+    options = {"activation": activation, "seq_idx": seq_idx}
+    cotangents = dout
+    if dfinal_states is not None:
+        options["return_final_states"], cotangents = True, (dout, dfinal_states)
+    convolve = functools.partial(causal_conv1d_ref, **options)
+    _, gradients = differentiate(convolve, (x, weight, bias, initial_states), cotangents)
+    dx.copy_(gradients[0])
+    return tuple(gradients[1:])
+
+
+def differentiate(
+    function: Callable[..., Any], tensors: Sequence[Optional], cotangents: Any
+) -> tuple[Any, list[Optional]]:
+    """Returns the function's results for some tensors, and the gradients of these tensors."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
     with torch.enable_grad():
-        results = _reference(*(*leaves[:3], seq_idx, leaves[3], has_states), activation=activation)
-    results, cotangents = (results, (dout, dfinal_states)) if has_states else ([results], [dout])
+        results = function(*leaves)
     there = [leaf for leaf in leaves if leaf is not None]
     gradients = iter(torch.autograd.grad(results, there, cotangents))
-    dx.copy_(next(gradients))
-    dweight, dbias, dinitial_states = (
-        None if leaf is None else next(gradients) for leaf in leaves[1:]
-    )
-    return dweight, dbias, dinitial_states
+    return results, [None if leaf is None else next(gradients) for leaf in leaves]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,17 +14,18 @@ from .._discretization import poles
 from .._layer_convolution import refuse_boundaries
 from .._layer_input import checked_sequence
 from .._library import warn_once
+from .._mamba_operators import Layer
 from .._module_arguments import check_choice, check_count, check_finite, check_flag, refuse
 from .._plain_mixer import parameter, project
 from ..cache import MixerCache
-from ..mamba_inner import add, mamba_rows
+from ..mamba_inner import add, run_layer
 from ..mamba_mixer import MambaMixer
 
 # Functions that inspect their arguments must stay one node each in a torch.fx graph.
 fx.wrap("checked_sequence")
-fx.wrap("mamba_rows")
 fx.wrap("poles")
 fx.wrap("refuse_boundaries")
+fx.wrap("run_layer")
 
 
 def mamba_inner_fn_no_out_proj(
@@ -44,25 +46,16 @@ def mamba_inner_fn_no_out_proj(
     """Runs :func:`selective_scan.mamba_inner_fn` without the output projection, as in Vim's fork.
 
     Args:
-        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
-            bfloat16 or float64, as are all tensors except A, B and C.
-        conv1d_weight: (dim, 1, width), width 1 to 8.
-        conv1d_bias: (dim,) or None.
-        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
-        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
-            :func:`selective_scan.mamba_inner_fn`.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen).
+        conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight: see
+            :func:`selective_scan.mamba_inner_fn`; likewise all following arguments.
 
     Returns:
         (batch, dim, seqlen), the transpose of an output projection's input.
 
     Raises:
-        TypeError: an argument is not of the type above.
-        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
-            argument, the expected and the actual value. Also raised when the result is
-            differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
-        ImportError: the library for the tensors' device is missing.
+        TypeError, RuntimeError, torch.OutOfMemoryError, ImportError: see
+            :func:`selective_scan.mamba_inner_fn`.
 
     Example:
         >>> import torch
@@ -74,9 +67,11 @@ def mamba_inner_fn_no_out_proj(
         >>> mamba_inner_fn_no_out_proj(torch.randn(2, 2 * dim, 20), *weights, A).shape
         torch.Size([2, 8, 20])
     """
-    inputs = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight)
-    scanned = (A, None, B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus)
-    return mamba_rows(*inputs, *scanned).transpose(1, 2)
+    layer = Layer(
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, None),
+        *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
+    )
+    return run_layer(layer).transpose(1, 2)
 
 
 def bimamba_inner_fn(
@@ -104,28 +99,17 @@ def bimamba_inner_fn(
     the scans of ``mamba_inner_fn(…, bidirectional=True)`` share poles, and D·x is added once.
 
     Args:
-        xz: the result of the layer's input projection, (batch, 2·dim, seqlen), float32, float16,
-            bfloat16 or float64, as are all tensors except A, A_b, B and C.
-        conv1d_weight: (dim, 1, width), width 1 to 8.
-        conv1d_bias: (dim,) or None.
-        x_proj_weight, delta_proj_weight: (dt_rank + 2·dstate, dim), (dim, dt_rank).
-        out_proj_weight: (d_model, dim).
-        out_proj_bias: (d_model,) or None.
-        A: poles, (dim, dstate), float32, float64, complex64 or complex128.
-        A_b: poles of the second scan, like A; complex if A is complex.
-        B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus: see
-            :func:`selective_scan.mamba_inner_fn`.
+        xz: the result of the layer's input projection, (batch, 2·dim, seqlen).
+        conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight: see
+            :func:`selective_scan.mamba_inner_fn`; likewise all following arguments but A_b.
+        A_b: poles of the second scan, like A, (dim, dstate); complex if A is complex.
 
     Returns:
         (batch, seqlen, d_model).
 
     Raises:
-        TypeError: an argument is not of the type above.
-        RuntimeError: an argument has a wrong layout, device, dtype or shape; the message names the
-            argument, the expected and the actual value. Also raised when the result is
-            differentiated twice.
-        torch.OutOfMemoryError: the GPU has no memory left; on a CPU, a RuntimeError is raised.
-        ImportError: the library for the tensors' device is missing.
+        TypeError, RuntimeError, torch.OutOfMemoryError, ImportError: see
+            :func:`selective_scan.mamba_inner_fn`.
 
     Example:
         >>> import torch
@@ -139,9 +123,11 @@ def bimamba_inner_fn(
     """
     if not isinstance(A_b, Tensor):
         raise TypeError(f"selective_scan: A_b must be a Tensor, got {type(A_b).__name__}")
-    inputs = (xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight)
-    scanned = (A, A_b, B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus)
-    rows = mamba_rows(*inputs, *scanned)
+    layer = Layer(
+        *(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, None, None, A, A_b),
+        *(B, C, D, delta_bias, B_proj_bias, C_proj_bias, delta_softplus),
+    )
+    rows = run_layer(layer)
     bias = None if out_proj_bias is None else out_proj_bias.to(rows.dtype)
     return F.linear(rows, out_proj_weight.to(rows.dtype), bias)
 
@@ -250,22 +236,12 @@ class DirectedMixer(MambaMixer):
         self.out_proj = out_proj
 
     def _add_parts(self, suffix: str) -> None:
-        conv1d, where = self.conv1d, _like(self.conv1d.weight)
-        parts = {
-            "conv1d": nn.Conv1d(
-                self.d_inner,
-                self.d_inner,
-                self.d_conv,
-                groups=self.d_inner,
-                padding=self.d_conv - 1,
-                bias=conv1d.bias is not None,
-                **where,
-            ),
-            "x_proj": nn.Linear(self.d_inner, self.x_proj.out_features, bias=False, **where),
-            "dt_proj": nn.Linear(self.dt_rank, self.d_inner, **where),
-        }
-        for name, part in parts.items():
+        for name in ("conv1d", "x_proj"):
+            part = copy.deepcopy(self.get_submodule(name))
+            part.reset_parameters()
             self.add_module(f"{name}{suffix}", part)
+        dt_proj = nn.Linear(self.dt_rank, self.d_inner, **_like(self.conv1d.weight))
+        self.add_module(f"dt_proj{suffix}", dt_proj)
         setattr(self, f"A{suffix}_log", nn.Parameter(torch.empty_like(self.A_log)))
         setattr(self, f"D{suffix}", nn.Parameter(torch.empty_like(self.D)))
 
@@ -313,19 +289,20 @@ class DirectedMixer(MambaMixer):
             conv1d, x_proj, dt_proj = (
                 self._modules[f"{name}{suffix}"] for name in ("conv1d", "x_proj", "dt_proj")
             )
-            y = mamba_rows(
-                rows.transpose(1, 2),
-                parameter(conv1d, "weight"),
-                parameter(conv1d, "bias"),
-                parameter(x_proj, "weight"),
-                parameter(dt_proj, "weight"),
-                A,
-                A_b,
+            layer = Layer(
+                xz=rows.transpose(1, 2),
+                conv1d_weight=parameter(conv1d, "weight"),
+                conv1d_bias=parameter(conv1d, "bias"),
+                x_proj_weight=parameter(x_proj, "weight"),
+                delta_proj_weight=parameter(dt_proj, "weight"),
+                A=A,
+                A_b=A_b,
                 D=D,
                 delta_bias=parameter(dt_proj, "bias"),
                 reverse=is_turned,
                 **self._scan_options(),
             )
+            y = run_layer(layer)
             return y if is_turned else direction.back(y, self.nslices)
         x, z = direction.there(xz, self.nslices).transpose(1, 2).chunk(2, dim=1)
         x = self._convolve(x, None, suffix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -152,18 +152,17 @@ def decode(
             refuse("teacher_outputs", f"(batch, length) = ({batch}, *)", got)
         taught = teacher_outputs.shape[1]
     length = max(max_length, prompt + 1)
-    stopwatch = _Stopwatch(input_ids.device) if enable_timing else None
+    start = _now(input_ids.device) if enable_timing else 0.0
 
+    cache = None
     if cg and input_ids.is_cuda:
         cache = getattr(model, "_decoding_cache", None)
         cache = update_graph_cache(model, cache, batch, prompt, length)
         model._decoding_cache = cache
-        params, run_one = cache.inference_params, cache.run_next
+        params = cache.inference_params
         params.reset(length, batch)
     else:
-        cache, run_one = None, _caller(model)
         params = InferenceParams(max_seqlen=length, max_batch_size=batch)
-    run_prompt = _caller(model)
 
     # Tensors created in torch.inference_mode could not be trained on outside of it.
     with torch.inference_mode(False):
@@ -174,8 +173,12 @@ def decode(
         streamer.put(input_ids.cpu())
     newest, end = input_ids, prompt
     while end < length:
-        run = run_prompt if params.seqlen_offset == 0 else run_one
-        logits = run(newest, params)[:, -1, :vocab_size]
+        offset = params.seqlen_offset
+        if cache is not None and offset > 0:
+            logits = cache.run(newest, offset, offset)
+        else:
+            logits = _logits_of_last(model, newest, params)
+        logits = logits[:, -1, :vocab_size]
         params.seqlen_offset = end
         if output_scores:
             scores.append(logits)
@@ -196,8 +199,9 @@ def decode(
             break
     if streamer is not None:
         streamer.end()
-    if stopwatch is not None:
-        print(f"Prompt processing + decoding time: {1000 * stopwatch.read():.0f}ms")
+    if enable_timing:
+        time_taken = _now(input_ids.device) - start
+        print(f"Prompt processing + decoding time: {1000 * time_taken:.0f}ms")
     return GenerationOutput(sequences[:, :end], tuple(scores) if output_scores else None)
 
 
@@ -208,36 +212,22 @@ def _check_tokens(name: str, tokens: object) -> None:
         refuse(name, "of dtype int32 or int64", tokens.dtype)
 
 
-Run = Callable[[Tensor, InferenceParams], Tensor]
+def _logits_of_last(model: nn.Module, tokens: Tensor, params: InferenceParams) -> Tensor:
+    """Calls the model with tokens, (batch, seqlen), for the logits of the last one, (batch, 1,
+    vocab_size)."""
+    position_ids = None
+    if params.seqlen_offset > 0:
+        position_ids = torch.full_like(tokens, params.seqlen_offset, dtype=torch.long)
+    return model(
+        tokens, position_ids=position_ids, inference_params=params, num_last_tokens=1
+    ).logits
 
 
-def _caller(model: nn.Module) -> Run:
-    """Returns a function that calls the model: tokens, (batch, seqlen), to the logits of the last
-    one, (batch, 1, vocab_size)."""
-
-    def run(tokens: Tensor, params: InferenceParams) -> Tensor:
-        position_ids = None
-        if params.seqlen_offset > 0:
-            position_ids = torch.full_like(tokens, params.seqlen_offset, dtype=torch.long)
-        return model(
-            tokens, position_ids=position_ids, inference_params=params, num_last_tokens=1
-        ).logits
-
-    return run
-
-
-class _Stopwatch:
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.start = self._now()
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def read(self) -> float:
-        return self._now() - self.start
+def _now(device: torch.device) -> float:
+    """Returns the time in seconds once the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 class GenerationMixin:
@@ -293,22 +283,10 @@ class GenerationMixin:
             >>> model.generate(torch.randint(100, (2, 10)), max_length=15).shape
             torch.Size([2, 15])
         """
+        sampling = (top_k, top_p, min_p, temperature, repetition_penalty)
         output = decode(
-            input_ids,
-            self,
-            max_length,
-            top_k,
-            top_p,
-            min_p,
-            temperature,
-            repetition_penalty=repetition_penalty,
-            eos_token_id=eos_token_id,
-            teacher_outputs=teacher_outputs,
-            vocab_size=vocab_size,
-            cg=cg,
-            enable_timing=enable_timing,
-            output_scores=output_scores,
-            streamer=streamer,
+            *(input_ids, self, max_length, *sampling, eos_token_id, teacher_outputs, vocab_size),
+            *(cg, enable_timing, output_scores, streamer),
         )
         return output if return_dict_in_generate else output.sequences
 
@@ -338,9 +316,6 @@ class DecodingCache(NotCopied):
         """Returns the logits for (batch, number) tokens at these positions, or all at one. seqlen,
         the number of tokens before these, has no effect, since the states imply it."""
         return self.graphs[input_ids.shape[1]].run(input_ids, position_ids)
-
-    def run_next(self, tokens: Tensor, params: InferenceParams) -> Tensor:
-        return self.run(tokens, params.seqlen_offset, params.seqlen_offset)
 
 
 @dataclass

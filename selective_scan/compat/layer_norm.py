@@ -248,11 +248,7 @@ class RMSNorm(nn.Module):
         """Normalizes x + residual.
 
         Args:
-            x: (..., hidden_size), any floating dtype.
-            residual: shaped like x, or None.
-            prenorm: whether to return (out, sum), with the sum in the residual's dtype.
-            residual_in_fp32: whether the sum is float32, rather than in x's dtype, if no residual
-                is given.
+            x, residual, prenorm, residual_in_fp32: see :func:`layer_norm_fn`.
 
         Returns:
             out, with x's shape and dtype; with `prenorm` (out, sum).

@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import mamba_mixer
 from .._discretization import at_least_single, poles
+from .._layer_convolution import refuse_boundaries
 from .._layer_input import checked_sequence
 from .._module_arguments import check_count, check_flag, check_positive, refuse
 from .._plain_mixer import project
 from .._wider_states import steps_in_one
 from ..cache import MixerCache, needs_gradient
 from ..functional import selective_scan_fn
+from ..step_projection import DT_INIT_FLOOR, DT_MAX, DT_MIN
 from . import block
 from .directions import DirectedMixer
 from .steps import warn_without_graph
@@ -79,11 +80,11 @@ class Mamba(DirectedMixer):
         d_conv: int = 4,
         expand: float = 2,
         dt_rank: int | str = "auto",
-        dt_min: float = mamba_mixer.DT_MIN,
-        dt_max: float = mamba_mixer.DT_MAX,
+        dt_min: float = DT_MIN,
+        dt_max: float = DT_MAX,
         dt_init: str = "random",
         dt_scale: float = 1.0,
-        dt_init_floor: float = mamba_mixer.DT_INIT_FLOOR,
+        dt_init_floor: float = DT_INIT_FLOOR,
         conv_bias: bool = True,
         bias: bool = False,
         use_fast_path: bool = True,
@@ -147,7 +148,7 @@ class Mamba(DirectedMixer):
         """
         if inference_params is None:
             return super().forward(hidden_states, cu_seqlens=cu_seqlens)
-        mamba_mixer.refuse_boundaries(cu_seqlens, "inference_params is given")
+        refuse_boundaries(cu_seqlens, "inference_params is given")
         self._refuse_states()
         conv_state, ssm_state = self._get_states_from_cache(
             inference_params, hidden_states.shape[0]

@@ -201,20 +201,10 @@ class MixerModel(nn.Module):
         self.fused_add_norm = fused_add_norm
         where = {"device": device, "dtype": dtype}
         self.embedding = nn.Embedding(vocab_size, d_model, **where)
+        sizes, attention = (d_model, d_intermediate, ssm_cfg), (attn_layer_idx, attn_cfg)
+        norms = (norm_epsilon, rms_norm, residual_in_fp32, fused_add_norm)
         self.layers = nn.ModuleList(
-            create_block(
-                d_model,
-                d_intermediate,
-                ssm_cfg,
-                attn_layer_idx,
-                attn_cfg,
-                norm_epsilon,
-                rms_norm,
-                residual_in_fp32,
-                fused_add_norm,
-                layer_idx,
-                **where,
-            )
+            create_block(*sizes, *attention, *norms, layer_idx, **where)
             for layer_idx in range(n_layer)
         )
         self.norm_f = _norm_class(rms_norm, norm_epsilon, **where)(d_model)

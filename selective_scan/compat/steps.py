@@ -9,7 +9,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from .. import _library
+from .. import _library, _pytorch
 from ..causal_conv1d_update import causal_conv1d_update as _convolve
 from ..causal_conv1d_update import causal_conv1d_update_ref as _convolve_ref
 from ..selective_state_update import selective_state_update as _scan
@@ -34,13 +34,8 @@ def _without_gradient(function: Callable[Arguments, Tensor]) -> Callable[Argumen
 
     @functools.wraps(function)
     def step(*arguments: Arguments.args, **options: Arguments.kwargs) -> Tensor:
-        def needs_gradient() -> bool:
-            values = (*arguments, *options.values())
-            return torch.is_grad_enabled() and any(
-                isinstance(value, Tensor) and value.requires_grad for value in values
-            )
-
-        warn_without_graph(function.__name__, needs_gradient)
+        values = (*arguments, *options.values())
+        warn_without_graph(function.__name__, lambda: _pytorch.is_gradient_needed(values))
         with torch.no_grad():
             return function(*arguments, **options)
 

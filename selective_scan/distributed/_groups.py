@@ -6,7 +6,6 @@ Ops are given a group by its name, like PyTorch's functional collectives.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from .. import _pytorch
 from .._operator import type_of
+from .._table import fail_on_type
 
 Group = dist.ProcessGroup | dist.DeviceMesh | None
 # The groups given so far, for a PyTorch that cannot find a group by its name.
@@ -32,7 +32,7 @@ class GroupName:
 
     def check_type(self, value: object) -> None:
         if not isinstance(value, str):
-            _fail_on_group(f"the name of a group, got {type(value).__name__}")
+            fail_on_type("group", "the name of a group", value)
 
     def check_value(self, value: str) -> None:
         """Does nothing, since PyTorch itself refuses an unknown name."""
@@ -57,7 +57,7 @@ def name_of(group: Group) -> str:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("selective_scan: group must have this rank as a member")
     if not isinstance(group, dist.ProcessGroup):
-        _fail_on_group(f"a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
+        fail_on_type("group", "a ProcessGroup, a DeviceMesh or None", group)
     if _pytorch.resolve_process_group is None:
         _seen_groups[group.group_name] = group
     return group.group_name
@@ -73,10 +73,6 @@ def check_backend(name: str, group: dist.ProcessGroup, device: str) -> None:
             f"selective_scan: {name} must have a backend for tensors on {device}, such as nccl, "
             "got gloo"
         )
-
-
-def _fail_on_group(text: str) -> NoReturn:
-    raise TypeError(f"selective_scan: group must be {text}")
 
 
 @dataclass(slots=True)
@@ -98,7 +94,7 @@ class Ranks:
     @staticmethod
     def of(name: str, device: torch.device, backwards: bool = False) -> Ranks:
         """Returns the ranks of the group of this name, to exchange tensors on `device`."""
-        group = _group_of(name)
+        group = (_pytorch.resolve_process_group or _seen_groups.__getitem__)(name)
         check_backend("group", group, type_of(device))
         count, rank = group.size(), group.rank()
         return Ranks(group, count, count - 1 - rank if backwards else rank, backwards)
@@ -123,14 +119,12 @@ class Ranks:
         """Returns the sums over all ranks, accumulated in `dtype` by one collective."""
         if self.count == 1:
             return tensors
-        parts = [_as_row(tensor, dtype) for tensor in tensors if tensor is not None]
+        present = [tensor for tensor in tensors if tensor is not None]
+        real = [torch.view_as_real(it) if it.is_complex() else it for it in present]
+        parts = [tensor.to(dtype).flatten() for tensor in real]
         total = _all_reduce(torch.cat(parts), self.group)
         rows = iter(total.split([part.numel() for part in parts]))
         return [None if tensor is None else _from_row(next(rows), tensor) for tensor in tensors]
-
-
-def _as_row(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).to(dtype).flatten()
 
 
 def _from_row(row: Tensor, like: Tensor) -> Tensor:
@@ -138,10 +132,6 @@ def _from_row(row: Tensor, like: Tensor) -> Tensor:
         row = torch.view_as_complex(row.view(*like.shape, 2))
     # Results of an op must not share memory.
     return row.view(like.shape).to(like.dtype, copy=True)
-
-
-def _group_of(name: str) -> dist.ProcessGroup:
-    return (_pytorch.resolve_process_group or _seen_groups.__getitem__)(name)
 
 
 # Functional collectives have fake kernels, which torch.compile needs. The others take less host

@@ -35,6 +35,7 @@ class DistributedOperator(Operator):
     """
 
     _has_defaults = False
+    _has_batching_rules = False
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class DistributedOperator(Operator):
         self._forward_kernel = forward_kernel
         self._backward_kernel = backward_kernel
         self._is_checked_by_kernel = is_checked_by_kernel
-        super().__init__(name, arguments, results, backward, has_batching_rules=False)
+        super().__init__(name, arguments, results, backward)
 
     def require_kernels(self, values: tuple) -> None:
         """Raises an error if no kernels serve these arguments of the function, since the references

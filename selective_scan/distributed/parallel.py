@@ -7,6 +7,7 @@ from torch import nn
 
 from .._checks import MAX_WIDTH
 from .._module_arguments import refuse
+from .._table import fail_on_type
 from ..s6 import S6, S6Layer
 from . import _layers
 from ._groups import check_backend
@@ -68,10 +69,7 @@ def parallelize(
     """
     for name, value, wanted in (("model", model, S6), ("mesh", mesh, dist.DeviceMesh)):
         if not isinstance(value, wanted):
-            raise TypeError(
-                f"selective_scan: {name} must be of type {wanted.__name__}, "
-                f"got {type(value).__name__}"
-            )
+            fail_on_type(name, f"of type {wanted.__name__}", value)
     sequences = _one_dimension("sequence_dim", sequence_dim, mesh)
     channels = _one_dimension("tensor_dim", tensor_dim, mesh)
     if sequences is None and channels is None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from .._discretization import METHODS, Method
-from .._operator import RETURN_LAST_STATE
 from .._result import Kept, Result
 from .._selective_scan import INPUT_DELTA, POLE_DTYPES, POLES, scan_arguments
-from .._table import Option, TensorArgument
+from .._table import RETURN_LAST_STATE, Option, TensorArgument
 from ._between import scan_backward, scan_forward
 from ._edges import exchange_maps, exchange_state_gradients
 from ._groups import Group, GroupName, Ranks, name_of
@@ -237,18 +236,11 @@ def selective_scan_fn(
     not take part keeps the others waiting until the group's timeout.
 
     Args:
-        u: this rank's steps, (batch, dim, seqlen); likewise delta, z, input_delta, and variable B
-            and C. All arguments are those of :func:`selective_scan.selective_scan_fn`, without
-            matrices A.
-        delta: step sizes, (batch, dim, seqlen).
-        A: poles, (dim, dstate).
-        B: input projection.
-        C: output projection.
-        D: skip connection, (dim,).
-        z: gate, (batch, dim, seqlen).
-        delta_bias: added to delta, (dim,).
-        delta_softplus: whether Δ is softplus(delta + delta_bias).
-        return_last_state: whether to return (out, last_state).
+        u, delta, z, input_delta: this rank's steps, (batch, dim, seqlen); likewise variable B and
+            C. All arguments are those of :func:`selective_scan.selective_scan_fn`, without matrices
+            A.
+        A, B, C, D, delta_bias, delta_softplus, return_last_state: see
+            :func:`selective_scan.selective_scan_fn`.
         group: a ProcessGroup or a DeviceMesh of one dimension; None is the default group. Its
             backend must support the tensors' device: NCCL on GPUs, gloo on CPUs.
         discretization_method: see :func:`selective_scan.selective_scan_fn`.
@@ -258,7 +250,6 @@ def selective_scan_fn(
             summed over the ranks. By default each rank has the part of its own steps, which
             data-parallel training expects. In either case, the gradient of initial_state is whole
             on the rank with the first step and 0 on all others.
-        input_delta: a separate step size for the input, (batch, dim, seqlen).
 
     Returns:
         This rank's steps of out, (batch, dim, seqlen) in u's dtype. With return_last_state also the

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from .. import _pytorch
 from .._checks import MAX_WIDTH
 from .._module_arguments import check_choice, check_flag, refuse
 from .._plain_mixer import (
@@ -113,7 +113,8 @@ def _update(own: Callable[..., Any]) -> Callable[..., Any]:
         z: Tensor | None = None,
         **others: object,
     ) -> Tensor:
-        if _needs_gradient(state, hidden_states, dt, A, B, C, D, dt_bias, z):
+        tensors = (state, hidden_states, dt, A, B, C, D, dt_bias, z)
+        if _pytorch.is_gradient_needed(tensors):
             return own(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z, **others)
         return selective_state_update(
             state, hidden_states, dt, A, B, C, D, z, dt_bias=dt_bias, dt_softplus=dt_softplus
@@ -148,7 +149,7 @@ def _convolve_step(own: Callable[..., Any]) -> Callable[..., Any]:
         activation: str | None = None,
     ) -> Tensor:
         tensors = (hidden_states, conv_state, weight, bias)
-        if _needs_gradient(*tensors) or not _is_convolution_ours(weight, activation):
+        if _pytorch.is_gradient_needed(tensors) or not _is_convolution_ours(weight, activation):
             return own(*tensors, activation)
         return causal_conv1d_update(*tensors, activation)
 
@@ -158,10 +159,6 @@ def _convolve_step(own: Callable[..., Any]) -> Callable[..., Any]:
 def _go_by_parts(*arguments: object, **options: object) -> None:
     """Replaces the operator of a whole layer. Returning None makes the layer run part by part, with
     the mask and the norms of transformers' own code."""
-
-
-def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _is_convolution_ours(weight: Tensor, activation: str | None) -> bool:
