@@ -31,8 +31,8 @@ struct MatrixBackwardScratch {
   MatrixInputs<State> inputs;
   State* carry;                 // (state): the part of g that comes from later steps
   State* gradient;              // (state): g
-  CompensatedState<State>* dB;  // (state), if constant
-  CompensatedState<State>* dC;
+  CompensatedSum<State>* dB;  // (state), if constant
+  CompensatedSum<State>* dC;
   State* states;   // (step, state), one step more: h, beginning with the state before the chunk
   State* middles;  // (step, state): m
   State* lambdas;
@@ -44,8 +44,8 @@ struct MatrixBackwardScratch {
     const int64_t order = params.dstate;
     carry = arena.take<State>(order);
     gradient = arena.take<State>(order);
-    dB = arena.take<CompensatedState<State>>(order);
-    dC = arena.take<CompensatedState<State>>(order);
+    dB = arena.take<CompensatedSum<State>>(order);
+    dC = arena.take<CompensatedSum<State>>(order);
     states = arena.take<State>((kStateChunk + 1) * order);
     for (State** rows : {&middles, &lambdas, &turned})
       *rows = arena.take<State>(kStateChunk * order);
@@ -257,7 +257,7 @@ struct MatrixBackward {
   /// sums[n] += Σ factor(t)·form(values[t][n])
   template <class Factor, class Form>
   static void add_steps(int64_t order, int64_t steps, const State* values, const Factor& factor,
-                        const Form& form, CompensatedState<State>* sums) {
+                        const Form& form, CompensatedSum<State>* sums) {
     for (int64_t n = 0; n < order; ++n) {
       State sum{};
       for (int64_t t = 0; t < steps; ++t) sum += factor(t) * form(values[t * order + n]);
@@ -298,7 +298,7 @@ struct MatrixBackward {
                          const Basis<State>& basis, const BackwardPartials& partials,
                          const Scratch& scratch) {
     const int64_t order = params.dstate;
-    const auto store = [&](void* data, const CompensatedState<State>* sums, bool conjugates) {
+    const auto store = [&](void* data, const CompensatedSum<State>* sums, bool conjugates) {
       basis.by_Q(1, [&](int64_t k, int64_t) { return sums[k].value(); }, scratch.turned);
       for (int64_t n = 0; conjugates && n < order; ++n) scratch.turned[n] = conj(scratch.turned[n]);
       store_channel_states(contiguous_states<State>(data, params), block, lanes, order,

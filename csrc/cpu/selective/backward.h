@@ -42,11 +42,11 @@ struct BackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   BlockInputs<State> inputs;
-  BlockMaps<State> maps;        // if sequences are segmented
-  State* carry;                 // (vector, state): gradient of h from later steps
-  CompensatedState<State>* dA;  // (vector, state)
-  CompensatedState<State>* dB;  // if constant
-  CompensatedState<State>* dC;
+  BlockMaps<State> maps;      // if sequences are segmented
+  State* carry;               // (vector, state): gradient of h from later steps
+  CompensatedSum<State>* dA;  // (vector, state)
+  CompensatedSum<State>* dB;  // if constant
+  CompensatedSum<State>* dC;
   CompensatedSum<R>* dD;  // (vector)
   CompensatedSum<R>* ddelta_bias;
   T* dB_tile;  // laid out like a ProjectionTile, if variable
@@ -62,9 +62,9 @@ struct BackwardScratch {
     constexpr int64_t kKept = kStatesInRegisters * kStateChunk;
     if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     carry = arena.take<State>(per_state);
-    dA = arena.take<CompensatedState<State>>(per_state);
-    dB = arena.take<CompensatedState<State>>(params.variable_B ? 0 : per_state);
-    dC = arena.take<CompensatedState<State>>(params.variable_C ? 0 : per_state);
+    dA = arena.take<CompensatedSum<State>>(per_state);
+    dB = arena.take<CompensatedSum<State>>(params.variable_B ? 0 : per_state);
+    dC = arena.take<CompensatedSum<State>>(params.variable_C ? 0 : per_state);
     dD = arena.take<CompensatedSum<R>>(vectors);
     ddelta_bias = arena.take<CompensatedSum<R>>(vectors);
     dB_tile = arena.take<T>(params.variable_B ? tile : 0);
@@ -303,7 +303,7 @@ struct BackwardKernel {
   static void sweep(const BackwardParams& params, const Block& block, const Lanes& lanes,
                     const Chunk& chunk, const R* gains, const Scratch& scratch, int64_t vector) {
     const int64_t of_vector = vector * params.dstate;
-    const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
+    const auto gradient = [&](bool is_variable, T* tile, CompensatedSum<State>* sums) {
       return ProjectionGradient<State>{is_variable ? tile : nullptr, lanes.share_projections(),
                                        is_variable ? nullptr : sums + of_vector};
     };
@@ -346,7 +346,7 @@ struct BackwardKernel {
     const int64_t dstate = params.dstate;
     const int64_t row = block.batch * block.segmentation.parts() + block.part;
     const int64_t first_channel = row * params.dim + lanes.channel;
-    const auto store = [&](void* data, const CompensatedState<State>* sums) {
+    const auto store = [&](void* data, const CompensatedSum<State>* sums) {
       const ArrayView view = contiguous_states<State>(data, params);
       for (int64_t n = 0; n < dstate; ++n) {
         scratch.states[n] = sums[vector * dstate + n].value();
