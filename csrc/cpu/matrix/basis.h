@@ -12,7 +12,7 @@
 namespace selective_scan::cpu {
 
 SELECTIVE_SCAN_HD Lanes channels_of(const Block& block) {
-  Lanes lanes;
+  Lanes lanes{block};
   lanes.channel = block.first_channel;
   lanes.count = block.channels;
   lanes.channels = 1;
@@ -158,14 +158,13 @@ class ProjectionInBasis {
   void load_constant(const ArrayView& view, const Lanes& lanes, const Basis<State>& basis,
                      State* staging) const {
     if (is_variable_) return;
-    load_states(view, lanes.channel * view.channel, lanes.count, view.channel, order_, staging);
+    channel_states(view, lanes, 0).load(lanes.count, order_, staging);
     const auto in = [&](int64_t k, int64_t) { return staging[k]; };
     basis.template by_transposed_Q<kIsB>(1, in, steps_);
   }
-  void load_chunk(const ArrayView& view, const Block& block, const Lanes& lanes, const Chunk& chunk,
-                  const Basis<State>& basis) const {
+  void load_chunk(const ArrayView& view, const Chunk& chunk, const Basis<State>& basis) const {
     if (!is_variable_) return;
-    Tile::load(view, block, lanes, chunk, order_, kStateChunk, tile_);
+    Tile::load(view, chunk, order_, kStateChunk, tile_);
     const int64_t imaginary = order_ * kStateChunk;
     const auto in = [&](int64_t k, int64_t t) {
       return spread_number<State>(tile_ + k * kStateChunk + t, imaginary);
@@ -214,17 +213,16 @@ struct MatrixInputs {
     B.load_constant(params.B, lanes, basis, staging);
     C.load_constant(params.C, lanes, basis, staging);
   }
-  void load_chunk(const ScanParams& params, const Block& block, const Lanes& lanes,
-                  const Chunk& chunk, const Basis<State>& basis) const {
-    B.load_chunk(params.B, block, lanes, chunk, basis);
-    C.load_chunk(params.C, block, lanes, chunk, basis);
+  void load_chunk(const ScanParams& params, const Chunk& chunk, const Basis<State>& basis) const {
+    B.load_chunk(params.B, chunk, basis);
+    C.load_chunk(params.C, chunk, basis);
   }
 
   /// Loads states of the block's channels and converts them to the basis, unless there are no
   /// steps.
-  void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+  void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Lanes& lanes,
                             const Basis<State>& basis, State* states) const {
-    load_channel_states(view, block, channels_of(block), params.dstate, staging);
+    channel_states(view, lanes).load(lanes.count, params.dstate, staging);
     const auto in = [&](int64_t k, int64_t) { return staging[k]; };
     if (params.seqlen > 0) {
       basis.template by_transposed_Q<true>(1, in, states);
@@ -232,13 +230,13 @@ struct MatrixInputs {
       for (int64_t n = 0; n < params.dstate; ++n) states[n] = staging[n];
     }
   }
-  void store_states_of_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+  void store_states_of_basis(const ScanParams& params, const ArrayView& view, const Lanes& lanes,
                              const Basis<State>& basis, const State* states) const {
     if (params.seqlen > 0) {
       basis.by_Q(1, [&](int64_t k, int64_t) { return states[k]; }, staging);
       states = staging;
     }
-    store_channel_states(view, block, channels_of(block), params.dstate, states);
+    channel_states(view, lanes).store(lanes.count, params.dstate, states);
   }
 
   /// Takes a step from `before`: after = before + Δ·H·middle + G·B with the gain G of the step.

@@ -21,78 +21,68 @@
 
 namespace selective_scan::cpu {
 
-/// The saved states of a vector's lanes, of which the first lane's is the state after chunk `chunk`
-/// of its sequence.
-template <class State>
-struct SavedStates {
+/// The states of a vector's lanes in an array.
+struct LaneStates {
   ArrayView view;
-  int64_t offset;
+  int64_t offset;  // of the first lane's states
   int64_t lane_stride;
 
-  SELECTIVE_SCAN_HD SavedStates(const ScanParams& params, const Block& block, const Lanes& lanes,
-                                int64_t chunk)
-      : view(contiguous_states<State>(params.states, params)),
-        offset((block.batch * num_saved_states(params.seqlen) + chunk) * view.batch +
-               lanes.channel * view.channel),
-        lane_stride(lanes.are_segments() ? lanes.segment_steps / kStateChunk * view.batch
-                                         : lanes.channel_stride(view)) {}
+  /// Load or store the states of the first `count` lanes. An absent array gives zeros.
+  template <class State>
+  void load(int64_t count, int64_t dstate, State* states) const {
+    load_states(view, offset, count, lane_stride, dstate, states);
+  }
+  template <class State>
+  void store(int64_t count, int64_t dstate, const State* states) const {
+    store_states(view, offset, count, lane_stride, dstate, states);
+  }
 };
 
-/// Load or store the part of a (batch, channel, state) array that belongs to a vector of channels.
-template <class State>
-void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
-                         int64_t dstate, State* states) {
-  load_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-              lanes.channel_stride(view), dstate, states);
+/// Returns the states of a vector of channels in an array (batch, channel, state), for any batch
+/// entry or that of their block.
+SELECTIVE_SCAN_HD LaneStates channel_states(const ArrayView& view, const Lanes& lanes,
+                                            int64_t batch) {
+  return {view, batch * view.batch + lanes.channel * view.channel, lanes.channel_stride(view)};
 }
-template <class State>
-void store_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
-                          int64_t dstate, const State* states) {
-  store_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-               lanes.channel_stride(view), dstate, states);
+SELECTIVE_SCAN_HD LaneStates channel_states(const ArrayView& view, const Lanes& lanes) {
+  return channel_states(view, lanes, lanes.block.batch);
 }
 
-/// One of Segmentation's arrays, with `rows` rows of states per channel; `row` is the first lane's
-/// row.
+/// Returns the saved states, of which the first lane's is the state after chunk `chunk` of its
+/// sequence.
 template <class State>
-struct SegmentRows {
-  ArrayView view;
-  int64_t offset;
-  int64_t lane_stride;
+SELECTIVE_SCAN_HD LaneStates saved_states(const ScanParams& params, const Lanes& lanes,
+                                          int64_t chunk) {
+  const ArrayView view = contiguous_states<State>(params.states, params);
+  const int64_t row = lanes.block.batch * num_saved_states(params.seqlen) + chunk;
+  LaneStates states = channel_states(view, lanes, row);
+  if (lanes.are_segments()) states.lane_stride = lanes.segment_steps / kStateChunk * view.batch;
+  return states;
+}
 
-  SELECTIVE_SCAN_HD SegmentRows(void* data, int64_t rows, int64_t row, const ScanParams& params,
-                                const Block& block, const Lanes& lanes)
-      : view(contiguous_states<State>(data, params)),
-        offset(((block.batch * params.dim + lanes.channel) * rows + row) * view.channel),
-        lane_stride(lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)) {}
-};
-
+/// Returns one of Segmentation's arrays, with `rows` rows of states per channel; `row` is the first
+/// lane's row.
+template <class State>
+SELECTIVE_SCAN_HD LaneStates segment_rows(const ScanParams& params, const Lanes& lanes, void* data,
+                                          int64_t rows, int64_t row) {
+  const ArrayView view = contiguous_states<State>(data, params);
+  const int64_t first_row = (lanes.block.batch * params.dim + lanes.channel) * rows + row;
+  return {view, first_row * view.channel,
+          lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)};
+}
 /// Returns the boundaries before each segment of a vector, or those `shift` later.
 template <class State>
-SELECTIVE_SCAN_HD SegmentRows<State> boundaries_of(const ScanParams& params, const Block& block,
-                                                   const Lanes& lanes, int64_t shift) {
-  const Segmentation& segmentation = block.segmentation;
-  return {segmentation.boundaries,
-          segmentation.count + 1,
-          block.segment() + shift,
-          params,
-          block,
-          lanes};
+SELECTIVE_SCAN_HD LaneStates boundaries_of(const ScanParams& params, const Lanes& lanes,
+                                           int64_t shift) {
+  const Segmentation& segmentation = lanes.block.segmentation;
+  return segment_rows<State>(params, lanes, segmentation.boundaries, segmentation.count + 1,
+                             lanes.block.segment() + shift);
 }
 template <class State>
-SELECTIVE_SCAN_HD SegmentRows<State> factors_of(const ScanParams& params, const Block& block,
-                                                const Lanes& lanes) {
-  const Segmentation& segmentation = block.segmentation;
-  return {segmentation.factors, segmentation.count, block.segment(), params, block, lanes};
-}
-template <class State>
-void load_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate, State* states) {
-  load_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
-}
-template <class State>
-void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate,
-                const State* states) {
-  store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
+SELECTIVE_SCAN_HD LaneStates factors_of(const ScanParams& params, const Lanes& lanes) {
+  const Segmentation& segmentation = lanes.block.segmentation;
+  return segment_rows<State>(params, lanes, segmentation.factors, segmentation.count,
+                             lanes.block.segment());
 }
 
 /// Returns ΣΔ.
@@ -153,9 +143,9 @@ struct BlockMaps {
       if (goes_back) {
         for (int64_t n = 0; n < params.dstate; ++n) factors[first + n] = conj(factors[first + n]);
       }
-      store_rows(factors_of<State>(params, block, lanes), lanes, params.dstate, factors + first);
-      store_rows(boundaries_of<State>(params, block, lanes, goes_back ? 0 : 1), lanes,
-                 params.dstate, offsets + first);
+      factors_of<State>(params, lanes).store(lanes.count, params.dstate, factors + first);
+      boundaries_of<State>(params, lanes, goes_back ? 0 : 1)
+          .store(lanes.count, params.dstate, offsets + first);
     }
   }
 };
@@ -179,30 +169,30 @@ struct ProjectionTile {
   }
 
   /// Loads a chunk. The chunk that the caller loads next starts `steps_ahead` steps from this one.
-  static void load(const ArrayView& view, const Block& block, const Lanes& lanes,
-                   const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
-    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, T* rows) {
-      const int64_t offset = projection_offset(part, block);
-      if (lanes.share_projections()) {
+  static void load(const ArrayView& view, const Chunk& chunk, int64_t dstate, int64_t steps_ahead,
+                   T* tile) {
+    for_each_component(view, chunk.lanes, dstate, tile, [&](const ArrayView& part, T* rows) {
+      const int64_t offset = projection_offset(part, chunk.lanes.block);
+      if (chunk.lanes.share_projections()) {
         load_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
       } else {
-        load_own(part, offset, lanes, chunk, dstate, steps_ahead, rows);
+        load_own(part, offset, chunk, dstate, steps_ahead, rows);
       }
     });
   }
 
-  static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, int64_t dstate, bool goes_past_caches, const T* tile) {
-    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
-      const int64_t offset = projection_offset(part, block);
-      if (lanes.share_projections()) {
+  static void store(const ArrayView& view, const Chunk& chunk, int64_t dstate,
+                    bool goes_past_caches, const T* tile) {
+    for_each_component(view, chunk.lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
+      const int64_t offset = projection_offset(part, chunk.lanes.block);
+      if (chunk.lanes.share_projections()) {
         store_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
         return;
       }
       for (int64_t n = 0; n < dstate; ++n) {
-        Section section = own_section(part, offset + n * part.state, lanes, chunk);
+        Section section = own_section(part, offset + n * part.state, chunk);
         section.goes_past_caches = goes_past_caches;
-        store_steps<R>(section, lanes, chunk, rows + n * kStateChunk * R::kWidth);
+        store_steps<R>(section, chunk, rows + n * kStateChunk * R::kWidth);
       }
     });
   }
@@ -227,26 +217,24 @@ struct ProjectionTile {
             view.state,
             view.step};
   }
-  static Section own_section(const ArrayView& view, int64_t offset, const Lanes& lanes,
-                             const Chunk& chunk) {
-    return step_section(view, offset, lanes.projection_stride(view), chunk);
+  static Section own_section(const ArrayView& view, int64_t offset, const Chunk& chunk) {
+    return step_section(view, offset, chunk.lanes.projection_stride(view), chunk);
   }
 
   /// Loads numbers that lanes do not share, in whole vectors along the steps or the states,
   /// whichever is contiguous.
-  static void load_own(const ArrayView& view, int64_t offset, const Lanes& lanes,
-                       const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
-    const bool is_ragged = chunk.whole_lanes < lanes.count;
-    if (is_ragged || (view.state != 1 && view.state != -1)) {
+  static void load_own(const ArrayView& view, int64_t offset, const Chunk& chunk, int64_t dstate,
+                       int64_t steps_ahead, T* tile) {
+    if (chunk.is_ragged() || (view.state != 1 && view.state != -1)) {
       for (int64_t n = 0; n < dstate; ++n) {
-        Section section = own_section(view, offset + n * view.state, lanes, chunk);
+        Section section = own_section(view, offset + n * view.state, chunk);
         section.rows_ahead = steps_ahead;
-        load_steps<R>(section, lanes, chunk, tile + n * kStateChunk * R::kWidth);
+        load_steps<R>(section, chunk, tile + n * kStateChunk * R::kWidth);
       }
       return;
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      Section section = own_section(view, offset + t * view.step, lanes, chunk);
+      Section section = own_section(view, offset + t * view.step, chunk);
       section.rows = dstate;
       section.row_stride = view.state;
       load_tile<R>(section, tile + t * R::kWidth, kStateChunk * R::kWidth);
@@ -257,8 +245,7 @@ struct ProjectionTile {
 /// Loads an array with one number per channel; zeros if it is absent.
 template <class R>
 void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
-  load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view), 1,
-              &values);
+  channel_states(view, lanes, 0).load(lanes.count, 1, &values);
 }
 
 /// A block's inputs that hold for all steps, for every vector, and tiles of B and C.
@@ -296,8 +283,7 @@ struct BlockInputs {
   void load(const ScanParams& params, const Lanes& lanes, int64_t vector) const {
     const int64_t dstate = params.dstate;
     const auto load = [&](const ArrayView& view, State* states) {
-      load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view),
-                  dstate, states);
+      channel_states(view, lanes, 0).load(lanes.count, dstate, states);
     };
     load(params.A, staging);
     R largest(T(0));
@@ -313,37 +299,35 @@ struct BlockInputs {
     load_channels(params.delta_bias, lanes, delta_bias[vector]);
   }
 
-  void load_B(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
-              int64_t steps_ahead) const {
+  void load_B(const ScanParams& params, const Chunk& chunk, int64_t steps_ahead) const {
     if (!params.variable_B) return;
-    Tile::load(params.B, block, lanes, chunk, params.dstate, steps_ahead, B_tile);
+    Tile::load(params.B, chunk, params.dstate, steps_ahead, B_tile);
   }
-  void load_C(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
-              int64_t steps_ahead) const {
+  void load_C(const ScanParams& params, const Chunk& chunk, int64_t steps_ahead) const {
     if (!params.variable_C) return;
-    Tile::load(params.C, block, lanes, chunk, params.dstate, steps_ahead, C_tile);
+    Tile::load(params.C, chunk, params.dstate, steps_ahead, C_tile);
   }
 
   /// Returns whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most
   /// chunks. NaN may pass, since it stays NaN without clamps.
-  SELECTIVE_SCAN_HD bool is_bounded(R largest_step, int64_t vector) const {
+  SELECTIVE_SCAN_HD bool is_bounded(const R* delta, int64_t steps, int64_t vector) const {
     if constexpr (kAlwaysClamps<State>) return true;
-    const R largest = largest_step * largest_exponents[vector];
+    const R largest = largest_step(delta, steps) * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
   /// Sets the members of a sweep that come from these inputs and from a chunk's steps.
-  SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Lanes& lanes,
-                                     const Chunk& chunk, int64_t vector, const R* delta,
-                                     const R* gains, ForwardSweep<State>& sweep) const {
-    sweep.is_bounded = is_bounded(largest_step(delta, chunk.steps), vector);
+  SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Chunk& chunk, int64_t vector,
+                                     const R* delta, const R* gains,
+                                     ForwardSweep<State>& sweep) const {
+    sweep.is_bounded = is_bounded(delta, chunk.steps, vector);
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
     sweep.delta = delta;
     sweep.gain = gains;
     sweep.poles = poles + vector * params.dstate;
-    sweep.B = B(params, lanes, vector);
-    sweep.C = C(params, lanes, vector);
+    sweep.B = B(params, chunk.lanes, vector);
+    sweep.C = C(params, chunk.lanes, vector);
   }
 
   SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,

@@ -76,10 +76,6 @@ struct MapScratch {
     return false;
   }
 
-  bool is_bounded(const Chunk& chunk, int64_t vector) const {
-    return inputs.is_bounded(largest_step(delta, chunk.steps), vector);
-  }
-
   StateMap<State> begin_chunk(const ScanParams& params, int64_t steps) const {
     for (int64_t n = 0; n < params.dstate; ++n) {
       chunk_offsets[n] = State{};
@@ -124,10 +120,9 @@ struct SegmentMaps {
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
-        const bool is_edge =
-            kGoesBack<Params> ? is_first_chunk(lanes, chunk) : is_last_chunk(lanes, chunk);
-        sweep(params, lanes, chunk, scratch, vector, input,
+        const R* input = load_steps_of(params, chunk, kStepsAhead, scratch, vector);
+        const bool is_edge = kGoesBack<Params> ? chunk.is_first() : chunk.is_last();
+        sweep(params, chunk, scratch, vector, input,
               scratch.maps.next(params, vector, scratch.delta, chunk.steps, is_edge), nullptr);
       }
     });
@@ -150,9 +145,8 @@ struct SegmentMaps {
         any_remembers = true;
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector, input,
-              scratch.begin_chunk(params, chunk.steps),
+        const R* input = load_steps_of(params, chunk, kStepsAhead, scratch, vector);
+        sweep(params, chunk, scratch, vector, input, scratch.begin_chunk(params, chunk.steps),
               scratch.maps.factors + vector * params.dstate);
         scratch.join_chunk(params, vector, kGoesBack<Params>);
       }
@@ -173,46 +167,45 @@ struct SegmentMaps {
     }
   }
 
-  static void load_projection(const ForwardParams& params, const Block& block, int64_t offset,
+  template <class Params>
+  static void load_projection(const Params& params, const Block& block, int64_t offset,
                               int64_t steps_ahead, const Scratch& scratch) {
     const Lanes first = lanes_of<R>(block, 0);
-    scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset), steps_ahead);
-  }
-  static void load_projection(const BackwardParams& params, const Block& block, int64_t offset,
-                              int64_t steps_ahead, const Scratch& scratch) {
-    const Lanes first = lanes_of<R>(block, 0);
-    scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), steps_ahead);
+    const Chunk chunk = chunk_at(params, first, offset);
+    if constexpr (kGoesBack<Params>) {
+      scratch.inputs.load_C(params, chunk, steps_ahead);
+    } else {
+      scratch.inputs.load_B(params, chunk, steps_ahead);
+    }
   }
 
   /// Loads a chunk and returns the input of its sweep.
-  static const R* load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                                const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
-                                int64_t vector) {
+  static const R* load_steps_of(const ForwardParams& params, const Chunk& chunk,
+                                int64_t steps_ahead, const Scratch& scratch, int64_t vector) {
     return load_inputs<State>(
-        params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
+        params, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
         InputSteps<R>::of_forward(scratch.delta, scratch.u, scratch.gains, scratch.dy));
   }
-  static const R* load_steps_of(const BackwardParams& params, const Block& block,
-                                const Lanes& lanes, const Chunk& chunk, int64_t steps_ahead,
-                                const Scratch& scratch, int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.dy, scratch.delta);
-    load_output_gradient(params, block, lanes, chunk, steps_ahead, scratch.dout, scratch.z,
-                         scratch.gate, scratch.dy);
+  static const R* load_steps_of(const BackwardParams& params, const Chunk& chunk,
+                                int64_t steps_ahead, const Scratch& scratch, int64_t vector) {
+    load_step_sizes(params, chunk, steps_ahead, scratch.inputs.delta_bias[vector], scratch.delta,
+                    scratch.dy, scratch.delta, [](int64_t, R) {});
+    load_output_gradient(params, chunk, steps_ahead, scratch.dout, scratch.z, scratch.gate,
+                         scratch.dy);
     return scratch.dy;
   }
 
   template <class Params>
-  static void sweep(const Params& params, const Lanes& lanes, const Chunk& chunk,
-                    const Scratch& scratch, int64_t vector, const R* input,
-                    const StateMap<State>& map, const State* weights) {
+  static void sweep(const Params& params, const Chunk& chunk, const Scratch& scratch,
+                    int64_t vector, const R* input, const StateMap<State>& map,
+                    const State* weights) {
     const BlockInputs<State>& inputs = scratch.inputs;
-    const auto projection =
-        kGoesBack<Params> ? inputs.C(params, lanes, vector) : inputs.B(params, lanes, vector);
+    const auto projection = kGoesBack<Params> ? inputs.C(params, chunk.lanes, vector)
+                                              : inputs.B(params, chunk.lanes, vector);
     const Sweeps<State>& sweeps = Sweeps<State>::of(params);
     const auto run = kGoesBack<Params> ? sweeps.backward_map : sweeps.forward_map;
-    run({scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
-         inputs.poles + vector * params.dstate, projection, map, weights});
+    run({inputs.is_bounded(scratch.delta, chunk.steps, vector), params.dstate, chunk.steps,
+         scratch.delta, input, inputs.poles + vector * params.dstate, projection, map, weights});
   }
 };
 
