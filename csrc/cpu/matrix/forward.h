@@ -41,7 +41,7 @@ struct MatrixForward {
                   void* scratch_base) {
     Scratch scratch(params, scratch_base);
     const MatrixInputs<State>& inputs = scratch.inputs;
-    const InputSteps<R> steps = scratch.steps.inputs();
+    const ForwardSteps<R>& steps = scratch.steps;
     const Basis<State> basis(bases, params, block);
     const Lanes lanes = channels_of(block);
     R D, delta_bias;

@@ -86,19 +86,18 @@ SELECTIVE_SCAN_HD void for_each_chunk_backwards(const Block& block, const Visit&
 }
 
 /// Computes dy, the gradient of the output before the gate: the gradient of out times silu(z).
-/// `gate` receives sigmoid(z).
 template <class R>
 void load_output_gradient(const BackwardParams& params, const Chunk& chunk, int64_t steps_ahead,
-                          R* dout, R* z, R* gate, R* dy) {
-  load_sequence(params.dout, chunk, steps_ahead, dout);
+                          const BackwardSteps<R>& steps) {
+  load_sequence(params.dout, chunk, steps_ahead, steps.dout);
   if (!params.z.present()) {
-    for (int64_t t = 0; t < chunk.steps; ++t) dy[t] = dout[t];
+    for (int64_t t = 0; t < chunk.steps; ++t) steps.dy[t] = steps.dout[t];
     return;
   }
-  load_sequence(params.z, chunk, steps_ahead, z);
+  load_sequence(params.z, chunk, steps_ahead, steps.z);
   for (int64_t t = 0; t < chunk.steps; ++t) {
-    gate[t] = VectorMath::sigmoid(z[t]);
-    dy[t] = dout[t] * (z[t] * gate[t]);
+    steps.gate[t] = VectorMath::sigmoid(steps.z[t]);
+    steps.dy[t] = steps.dout[t] * (steps.z[t] * steps.gate[t]);
   }
 }
 
@@ -107,7 +106,7 @@ template <class State, class R>
 const R* load_backward_steps(const BackwardParams& params, const Chunk& chunk, R delta_bias,
                              const BackwardSteps<R>& steps) {
   const R* gains = load_inputs<State>(params, chunk, -kStateChunk, delta_bias, steps);
-  load_output_gradient(params, chunk, -kStateChunk, steps.dout, steps.z, steps.gate, steps.dy);
+  load_output_gradient(params, chunk, -kStateChunk, steps);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
   }
@@ -227,8 +226,8 @@ struct BackwardKernel {
       // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, chunk, -kStateChunk);
-      scratch.inputs.load_C(params, chunk, -kStateChunk);
+      scratch.inputs.B.load_chunk(params.B, chunk, -kStateChunk);
+      scratch.inputs.C.load_chunk(params.C, chunk, -kStateChunk);
       const int64_t tile = ProjectionTile<State>::values(dstate, first.share_projections());
       if (params.variable_B) clear(scratch.dB_tile, tile);
       if (params.variable_C) clear(scratch.dC_tile, tile);

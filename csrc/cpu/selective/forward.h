@@ -64,8 +64,8 @@ struct ForwardKernel {
       // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, chunk, kStateChunk);
-      scratch.inputs.load_C(params, chunk, kStateChunk);
+      scratch.inputs.B.load_chunk(params.B, chunk, kStateChunk);
+      scratch.inputs.C.load_chunk(params.C, chunk, kStateChunk);
       for (int64_t vector = 0; vector < vectors; ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         scan_chunk(params, chunk_at(params, lanes, offset), scratch, vector);
@@ -91,8 +91,8 @@ struct ForwardKernel {
   static void scan_chunk(const ForwardParams& params, const Chunk& chunk, const Scratch& scratch,
                          int64_t vector) {
     const ForwardSteps<R>& steps = scratch.steps;
-    const R* gains = load_inputs<State>(params, chunk, kStateChunk,
-                                        scratch.inputs.delta_bias[vector], steps.inputs());
+    const R* gains =
+        load_inputs<State>(params, chunk, kStateChunk, scratch.inputs.delta_bias[vector], steps);
     for (int64_t t = 0; t < chunk.steps; ++t) steps.y[t] = R(T(0));
 
     ForwardSweep<State> sweep;

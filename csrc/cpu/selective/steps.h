@@ -42,12 +42,41 @@ void store_sequence(const ArrayView& view, const Chunk& chunk, int64_t steps_ahe
                  reinterpret_cast<const scalar_t<R>*>(tile));
 }
 
-/// Loads delta and computes the steps Δ (see finite_step), 0 where a segment has none.
-/// `biased_delta` may alias `delta`; `decay` is computed from biased_delta if softplus is applied.
-/// Calls use(t, Δ) for every step.
+/// The arrays, one number per step, that a chunk's inputs are computed in.
+template <class R>
+struct InputSteps {
+  R* biased_delta;  // may be `delta`
+  R* decay;         // computed from biased_delta if softplus is applied
+  R* delta;
+  R* u;
+  R* input_delta;
+  R* gains;  // memory for the gains, see step_forms.h
+};
+
+/// The steps of a chunk for one vector of lanes, in a forward pass. Some arrays share memory, since
+/// the pass does not go back through its inputs.
+template <class R>
+struct ForwardSteps : InputSteps<R> {
+  R* z;
+  R* y;
+
+  SELECTIVE_SCAN_HD explicit ForwardSteps(Arena& arena) {
+    for (R** steps : {&this->delta, &this->u, &this->gains, &z, &y}) {
+      *steps = arena.take<R>(kStateChunk);
+    }
+    this->biased_delta = this->delta;
+    this->decay = y;
+    this->input_delta = this->gains;
+  }
+};
+
+/// Loads delta and computes the steps Δ (see finite_step), 0 where a segment has none. Calls
+/// use(t, Δ) for every step.
 template <class R, class Use>
 void load_step_sizes(const ScanParams& params, const Chunk& chunk, int64_t steps_ahead,
-                     R delta_bias, R* biased_delta, R* decay, R* delta, const Use& use) {
+                     R delta_bias, const InputSteps<R>& steps, const Use& use) {
+  R* const delta = steps.delta;
+  R* const biased_delta = steps.biased_delta;
   load_sequence(params.delta, chunk, steps_ahead, biased_delta);
   if (params.delta_softplus) {
     // Two loops: an exponential followed by a dependent logarithm is so long a chain that too few
@@ -55,10 +84,10 @@ void load_step_sizes(const ScanParams& params, const Chunk& chunk, int64_t steps
     for (int64_t t = 0; t < chunk.steps; ++t) {
       const R biased = biased_delta[t] + delta_bias;
       biased_delta[t] = biased;
-      decay[t] = VectorMath::decay(biased);
+      steps.decay[t] = VectorMath::decay(biased);
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      delta[t] = finite_step(VectorMath::softplus(biased_delta[t], decay[t]));
+      delta[t] = finite_step(VectorMath::softplus(biased_delta[t], steps.decay[t]));
       use(t, delta[t]);
     }
   } else {
@@ -70,46 +99,12 @@ void load_step_sizes(const ScanParams& params, const Chunk& chunk, int64_t steps
   clear_steps_beyond(chunk, delta);
 }
 
-/// The arrays, one number per step, that a chunk's inputs are computed in.
-template <class R>
-struct InputSteps {
-  R* biased_delta;  // like the next two, see load_step_sizes()
-  R* decay;
-  R* delta;
-  R* u;
-  R* input_delta;
-  R* gains;  // memory for the gains, see step_forms.h
-
-  /// Returns the arrays of a pass that does not go back through them, some of which may share
-  /// memory. `spare` is free again once the inputs are loaded.
-  static SELECTIVE_SCAN_HD InputSteps of_forward(R* delta, R* u, R* gains, R* spare) {
-    return {delta, spare, delta, u, gains, gains};
-  }
-};
-
-/// The steps of a chunk for one vector of lanes, in a forward pass.
-template <class R>
-struct ForwardSteps {
-  R* delta;
-  R* u;
-  R* gains;
-  R* z;
-  R* y;
-
-  SELECTIVE_SCAN_HD explicit ForwardSteps(Arena& arena) {
-    for (R** steps : {&delta, &u, &gains, &z, &y}) *steps = arena.take<R>(kStateChunk);
-  }
-
-  InputSteps<R> inputs() const { return InputSteps<R>::of_forward(delta, u, gains, y); }
-};
-
 /// Loads u and the steps, and returns the gains.
 template <class State, class R>
 const R* load_inputs(const ScanParams& params, const Chunk& chunk, int64_t steps_ahead,
                      R delta_bias, const InputSteps<R>& steps) {
   const auto load = [&](const auto& use) {
-    load_step_sizes(params, chunk, steps_ahead, delta_bias, steps.biased_delta, steps.decay,
-                    steps.delta, use);
+    load_step_sizes(params, chunk, steps_ahead, delta_bias, steps, use);
   };
   const auto nothing = [](int64_t, R) {};
   load_sequence(params.u, chunk, steps_ahead, steps.u);
