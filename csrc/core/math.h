@@ -30,6 +30,15 @@ SELECTIVE_SCAN_HD Complex<R> complex_exp(Complex<R> x) {
   return {modulus * cosine, modulus * sine};
 }
 
+/// Returns a + b, rounded, and its rounding error: a + b = sum + lost exactly (Knuth).
+template <class T>
+SELECTIVE_SCAN_HD T two_sum(T a, T b, T& lost) {
+  const T sum = a + b;
+  const T b_part = sum - a;
+  lost = (a - (sum - b_part)) + (b - b_part);
+  return sum;
+}
+
 struct StandardMath {
   template <class R>
   static SELECTIVE_SCAN_HD R exp(R x) {

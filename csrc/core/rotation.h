@@ -23,15 +23,6 @@ SELECTIVE_SCAN_HD bool all(bool condition) {
   return condition;
 }
 
-/// a + b = sum + lost exactly (Knuth).
-template <class R>
-SELECTIVE_SCAN_HD R two_sum(R a, R b, R& lost) {
-  const R sum = a + b;
-  const R b_part = sum - a;
-  lost = (a - (sum - b_part)) + (b - b_part);
-  return sum;
-}
-
 /// The largest angle for which n has few enough bits; larger angles use the Math policy's sincos.
 constexpr float kLargestReducibleAngle = 6000;
 

@@ -3,12 +3,45 @@
 #include <array>
 
 #include "checked_call.h"
-#include "dispatcher.h"
-#include "layer_views.h"
 #include "ranks.h"
 
 namespace selective_scan::op {
 namespace {
+
+// --- views ------------------------------------------------------------------------------------
+
+/// Views `count` channels, from `first` on, of rows (batch, seqlen, channels) as (batch, count,
+/// seqlen).
+Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
+  return view_as(rows, {rows.size(0), count, rows.size(1)},
+                 {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
+}
+Tensor channels_of(const Tensor& rows) {
+  return channels_of(rows, 0, rows.size(2));
+}
+
+/// Views `count` columns, from `first` on, of contiguous rows as a matrix with batch and time in
+/// one dimension.
+Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
+  const int64_t channels = rows.size(2);
+  return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
+}
+Tensor matrix_of(const Tensor& rows) {
+  return matrix_of(rows, 0, rows.size(2));
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+}
+
+/// Views (dim, 1, width) as (dim, width).
+Tensor taps_of(const Tensor& weight) {
+  return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
+}
+
+ScalarType at_least_single(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
 
 // --- arguments --------------------------------------------------------------------------------
 
@@ -238,8 +271,9 @@ struct Layer {
     return result;
   }
 
-  OptionalTensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
-    if (!bias) return std::nullopt;
+  /// Returns an undefined tensor if there is no bias.
+  Tensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
+    if (!bias) return Tensor();
     const std::array<int64_t, 1> rows = {0};
     return cast(
         torch::stable::sum(gradient, IntHeaderOnlyArrayRef(rows), false, at_least_single(dtype)),
@@ -406,7 +440,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   if (weights.out_proj) {
     const Tensor of_out = matrix_of(gradient);
     made.dout_proj_weight = weight_gradient(*args.out_proj_weight, of_out, matrix_of(kept.y));
-    made.dout_proj_bias = bias_gradient(args.out_proj_bias, of_out).value_or(Tensor());
+    made.dout_proj_bias = bias_gradient(args.out_proj_bias, of_out);
     dy = rows.du;
     multiply(matrix_of(dy), of_out, *weights.out_proj);
   }
@@ -437,7 +471,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   made.dxz = new_rows(input.size(2), xz_dtype);
   multiply(matrix_of(made.dxz), matrix_of(dxz), *weights.in_proj);
   made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
-  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz)).value_or(Tensor());
+  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz));
   made.dA = cast(call("aten::mul", "Tensor", made.dA, A), dtype_of(args.A));
   return made;
 }

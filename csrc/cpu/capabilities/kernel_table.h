@@ -74,33 +74,24 @@ extern template struct StackStep<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
 
 template <class InstructionSet>
 constexpr Capability make_capability() {
-  Capability capability{InstructionSet::kName, {}, {}, {}, {}, {}, {}, {}, {}};
-  using Single = Vec<float, InstructionSet>;
-  using Double = Vec<double, InstructionSet>;
-  capability.kernels[0][0] = kernels_of<Single>();
-  capability.kernels[0][1] = kernels_of<Complex<Single>>();
-  capability.kernels[1][0] = kernels_of<Double>();
-  capability.kernels[1][1] = kernels_of<Complex<Double>>();
-  capability.unitary[0] = unitary_kernels_of<Single>();
-  capability.unitary[1] = unitary_kernels_of<Double>();
-  capability.diagonal[0][0] = diagonal_kernels_of<Single>();
-  capability.diagonal[0][1] = diagonal_kernels_of<Complex<Single>>();
-  capability.diagonal[1][0] = diagonal_kernels_of<Double>();
-  capability.diagonal[1][1] = diagonal_kernels_of<Complex<Double>>();
-  capability.conv[0] = conv_kernels_of<Single>();
-  capability.conv[1] = conv_kernels_of<Double>();
-  capability.norm[0] = RowNorm<Single>::kernels;
-  capability.norm[1] = RowNorm<Double>::kernels;
-  capability.update[0][0] = update_kernels_of<Single>();
-  capability.update[0][1] = update_kernels_of<Complex<Single>>();
-  capability.update[1][0] = update_kernels_of<Double>();
-  capability.update[1][1] = update_kernels_of<Complex<Double>>();
-  capability.matrix[0][0] = &MatrixScan<Single>::kernels;
-  capability.matrix[0][1] = &MatrixScan<Complex<Single>>::kernels;
-  capability.matrix[1][0] = &MatrixScan<Double>::kernels;
-  capability.matrix[1][1] = &MatrixScan<Complex<Double>>::kernels;
-  capability.step[0] = &StackStep<Single>::kernels;
-  capability.step[1] = &StackStep<Double>::kernels;
+  Capability capability{};
+  capability.name = InstructionSet::kName;
+  const auto add_numbers = [&]<class V>(bool is_double, bool is_complex) {
+    capability.kernels[is_double][is_complex] = kernels_of<V>();
+    capability.diagonal[is_double][is_complex] = diagonal_kernels_of<V>();
+    capability.update[is_double][is_complex] = update_kernels_of<V>();
+    capability.matrix[is_double][is_complex] = &MatrixScan<V>::kernels;
+  };
+  const auto add_reals = [&]<class R>(bool is_double) {
+    capability.unitary[is_double] = unitary_kernels_of<R>();
+    capability.conv[is_double] = conv_kernels_of<R>();
+    capability.norm[is_double] = RowNorm<R>::kernels;
+    capability.step[is_double] = &StackStep<R>::kernels;
+    add_numbers.template operator()<R>(is_double, false);
+    add_numbers.template operator()<Complex<R>>(is_double, true);
+  };
+  add_reals.template operator()<Vec<float, InstructionSet>>(false);
+  add_reals.template operator()<Vec<double, InstructionSet>>(true);
   return capability;
 }
 

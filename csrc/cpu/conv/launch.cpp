@@ -63,10 +63,13 @@ void for_each_end(const Params& params, const ConvSplit& split, const ThreadPool
 int64_t part_values(const ConvParams& params) {
   return (params.width + 1) * params.dim;
 }
+int64_t part_bytes(const ConvParams& params) {
+  return part_values(params) * (params.is_double ? 8 : 4);
+}
 
 /// Sums the tasks' parts in a fixed order.
 template <class T>
-void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_parts,
+void add_parts(const ConvBackwardParams& params, const void* parts, int64_t num_parts,
                const ThreadPool& pool) {
   constexpr int64_t kChannels = 64;
   const int64_t chunks = ceil_div(params.dim, kChannels);
@@ -77,7 +80,8 @@ void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_par
     if (!array.present()) return;
     double sums[kChannels] = {};
     for (int64_t part = 0; part < num_parts; ++part) {
-      const T* values = parts + part * part_values(params) + tap * params.dim + first;
+      const T* values =
+          static_cast<const T*>(parts) + part * part_values(params) + tap * params.dim + first;
       for (int64_t i = 0; i < channels; ++i) sums[i] += values[i];
     }
     const int64_t offset = tap < params.width ? tap * array.step : 0;
@@ -90,8 +94,7 @@ void add_parts(const ConvBackwardParams& params, const T* parts, int64_t num_par
 }  // namespace
 
 int64_t workspace_bytes(const ConvBackwardParams& params, const ThreadPool&) {
-  const int64_t value = params.is_double ? 8 : 4;
-  return params.batch * split_of(params).segments * part_values(params) * value;
+  return params.batch * split_of(params).segments * part_bytes(params);
 }
 
 void launch(const ConvForwardParams& params, void*, const ThreadPool& pool) {
@@ -120,17 +123,13 @@ void launch(const ConvPrefillParams& params, void* workspace, const ThreadPool& 
 void launch(const ConvBackwardParams& params, void* workspace, const ThreadPool& pool) {
   const ConvKernels& kernels = kernels_for(params);
   const ConvSplit split = split_of(params);
-  const int64_t part_bytes = part_values(params) * (params.is_double ? 8 : 4);
   for_each_task(params, split, pool, [&](const ConvTask& task) {
     const int64_t index = task.batch * split.segments + task.segment;
-    kernels.backward(params, split, task, static_cast<char*>(workspace) + index * part_bytes);
+    kernels.backward(params, split, task,
+                     static_cast<char*>(workspace) + index * part_bytes(params));
   });
-  const int64_t num_parts = params.batch * split.segments;
-  if (params.is_double) {
-    add_parts(params, static_cast<const double*>(workspace), num_parts, pool);
-  } else {
-    add_parts(params, static_cast<const float*>(workspace), num_parts, pool);
-  }
+  const auto add = params.is_double ? &add_parts<double> : &add_parts<float>;
+  add(params, workspace, params.batch * split.segments, pool);
   if (params.dinitial_states.present()) for_each_end(params, split, pool, kernels.end_backward);
 }
 

@@ -61,17 +61,24 @@ void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split
   }
 }
 
+const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
+  return chosen_capability().diagonal[params.is_double][params.is_complex];
+}
+
 template <class Params>
-void run(const Params& params, int64_t lanes, const DiagonalPass<Params>& pass,
-         const DiagonalArray& initial_state, void* workspace, const ThreadPool& pool) {
+void run(const Params& params, const DiagonalPass<Params>& pass, void* workspace,
+         const ThreadPool& pool) {
   const DiagonalSplit split = split_of(params);
-  const int64_t tasks = split.tasks(lanes);
+  const int64_t tasks = split.tasks(kernels_for(params).lanes);
   if (split.segments > 1) {
     parallel_for(pool, tasks, [&](int64_t task) { pass.map(params, split, task, workspace); });
     const auto start =
         params.is_double
             ? (params.is_complex ? start_segments<Complex<double>> : start_segments<double>)
             : (params.is_complex ? start_segments<Complex<float>> : start_segments<float>);
+    // The backward scan begins with zero: the gradient of the last state is part of dh.
+    constexpr bool kIsForward = std::is_same_v<Params, DiagonalForwardParams>;
+    const DiagonalArray initial_state = kIsForward ? params.initial_state : DiagonalArray();
     parallel_for(pool.one_thread(), split.outers,
                  [&](int64_t outer) { start(params, split, initial_state, outer, workspace); });
   }
@@ -107,22 +114,18 @@ DiagonalBackwardParams params_of(const DiagonalBackwardParams& packed, int64_t s
                    {&P::initial_state, &P::dinitial_state});
 }
 
-const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
-  return chosen_capability().diagonal[params.is_double][params.is_complex];
-}
-
 int64_t bytes_of_call(const DiagonalScanParams& call, const ThreadPool&) {
   const int64_t segments = num_segments(call);
   return segments == 1 ? 0 : call.rows * segments * 2 * number_bytes(call);
 }
 
-template <class Params, class Run>
-void run_calls(const Params& params, void* workspace, const ThreadPool& pool, const Run& run) {
-  if (!params.packed.present()) return run(params, workspace, pool);
+template <class Params>
+void run_calls(const Params& params, const DiagonalPass<Params>& pass, void* workspace,
+               const ThreadPool& pool) {
   const Calls calls(params, params_of, true, pool);
   calls.run(workspace, calls.workspace_bytes(bytes_of_call),
             [&](int64_t, const Params& call, void* memory, const ThreadPool& threads) {
-              run(call, memory, threads);
+              run(call, pass, memory, threads);
             });
 }
 
@@ -146,20 +149,11 @@ int64_t workspace_bytes(const DiagonalBackwardParams& params, const ThreadPool& 
 }
 
 void launch(const DiagonalForwardParams& params, void* workspace, const ThreadPool& pool) {
-  const DiagonalKernels& kernels = kernels_for(params);
-  run_calls(params, workspace, pool,
-            [&](const DiagonalForwardParams& call, void* memory, const ThreadPool& threads) {
-              run(call, kernels.lanes, kernels.forward, call.initial_state, memory, threads);
-            });
+  run_calls(params, kernels_for(params).forward, workspace, pool);
 }
 
 void launch(const DiagonalBackwardParams& params, void* workspace, const ThreadPool& pool) {
-  const DiagonalKernels& kernels = kernels_for(params);
-  run_calls(params, workspace, pool,
-            [&](const DiagonalBackwardParams& call, void* memory, const ThreadPool& threads) {
-              // The backward scan begins with zero: the gradient of the last state is part of dh.
-              run(call, kernels.lanes, kernels.backward, DiagonalArray(), memory, threads);
-            });
+  run_calls(params, kernels_for(params).backward, workspace, pool);
 }
 
 }  // namespace selective_scan::cpu

@@ -109,8 +109,6 @@ class DiagonalKernel {
   /// Stores the map of every chain of a task.
   static void map(const Params& params, const DiagonalSplit& split, int64_t task, void* maps) {
     DiagonalKernel kernel(params, split, task);
-    kernel.product_ = one<V>();
-    kernel.state_ = V{};
     kernel.for_all_steps([&](int64_t first, int64_t steps, int lanes) {
       kernel.load_inputs(first, steps, lanes);
       for (int64_t t = 0; t < steps; ++t) {
@@ -294,8 +292,6 @@ class DiagonalKernel {
   }
 
   void start(const Map* maps) {
-    product_ = one<V>();
-    state_ = V{};
     if (chains_.split.segments > 1) {
       for (int lane = 0; lane < chains_.lanes; ++lane) {
         set_lane(state_, lane, maps[chains_.map_index(lane)].offset);
@@ -361,7 +357,7 @@ class DiagonalKernel {
   const Params& params_;
   Chains<Params> chains_;
   V state_{};
-  V product_{};
+  V product_ = one<V>();
   Wide sums_[kWidth] = {};
   alignas(64) Tile a_;
   alignas(64) Tile x_;  // b or dh, then h or g

@@ -29,10 +29,10 @@ struct MatrixBackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   MatrixInputs<State> inputs;
-  State* carry;                 // (state): the part of g that comes from later steps
-  State* gradient;              // (state): g
-  CompensatedState<State>* dB;  // (state), if constant
-  CompensatedState<State>* dC;
+  State* carry;               // (state): the part of g that comes from later steps
+  State* gradient;            // (state): g
+  CompensatedSum<State>* dB;  // (state), if constant
+  CompensatedSum<State>* dC;
   State* states;   // (step, state), one step more: h, beginning with the state before the chunk
   State* middles;  // (step, state): m
   State* lambdas;
@@ -44,8 +44,8 @@ struct MatrixBackwardScratch {
     const int64_t order = params.dstate;
     carry = arena.take<State>(order);
     gradient = arena.take<State>(order);
-    dB = arena.take<CompensatedState<State>>(order);
-    dC = arena.take<CompensatedState<State>>(order);
+    dB = arena.take<CompensatedSum<State>>(order);
+    dC = arena.take<CompensatedSum<State>>(order);
     states = arena.take<State>((kStateChunk + 1) * order);
     for (State** rows : {&middles, &lambdas, &turned})
       *rows = arena.take<State>(kStateChunk * order);
@@ -79,26 +79,25 @@ struct MatrixBackward {
     load_channels(params.D, lanes, D);
     load_channels(params.delta_bias, lanes, delta_bias);
     inputs.load_constants(params, lanes, basis);
-    inputs.load_states_in_basis(params, params.dlast_state, block, basis, scratch.carry);
+    inputs.load_states_in_basis(params, params.dlast_state, lanes, basis, scratch.carry);
     for (int64_t n = 0; n < order; ++n) scratch.dB[n] = scratch.dC[n] = {};
     for (int64_t i = 0; i < order * order; ++i) dH_of_block[i] = State{};
     CompensatedSum<R> dD{}, ddelta_bias{};
 
     for_each_chunk_backwards(block, [&](int64_t offset) {
       const Chunk chunk = chunk_at(params, lanes, offset);
-      inputs.load_chunk(params, block, lanes, chunk, basis);
-      load_backward_steps<State>(params, block, lanes, chunk, delta_bias, scratch.steps);
-      go_forward(params, block, lanes, chunk, basis, scratch);
+      inputs.load_chunk(params, chunk, basis);
+      load_backward_steps<State>(params, chunk, delta_bias, scratch.steps);
+      go_forward(params, chunk, basis, scratch);
       go_back(params, chunk, basis, scratch);
       add_to_dH(order, chunk.steps, scratch, dH_of_block);
-      add_to_projections(params, block, lanes, chunk, basis, partials, scratch);
+      add_to_projections(params, chunk, basis, partials, scratch);
       const R* const gain_steps =
           params.input_delta.present() ? scratch.steps.input_delta : scratch.steps.delta;
-      finish_backward_steps<State, R>(params, block, lanes, chunk, D, gain_steps, scratch.steps, dD,
-                                      ddelta_bias);
+      finish_backward_steps<State, R>(params, chunk, D, gain_steps, scratch.steps, dD, ddelta_bias);
     });
 
-    store_sums(params, block, lanes, basis, partials, scratch);
+    store_sums(params, lanes, basis, partials, scratch);
     const int64_t first_channel = block.batch * params.dim + lanes.channel;
     const auto store_channels = [&](void* data, R value) {
       T* target = static_cast<T*>(data) + first_channel;
@@ -107,7 +106,7 @@ struct MatrixBackward {
     if (params.D.present()) store_channels(partials.dD, dD.value());
     if (params.delta_bias.present()) store_channels(partials.ddelta_bias, ddelta_bias.value());
     if (params.initial_state.present()) {
-      inputs.store_states_of_basis(params, params.dinitial_state, block, basis, scratch.carry);
+      inputs.store_states_of_basis(params, params.dinitial_state, lanes, basis, scratch.carry);
     }
   }
 
@@ -146,15 +145,15 @@ struct MatrixBackward {
     return static_cast<State*>(dH) + index * params.dstate * params.dstate;
   }
 
-  static void go_forward(const MatrixBackwardParams& params, const Block& block, const Lanes& lanes,
-                         const Chunk& chunk, const Basis<State>& basis, const Scratch& scratch) {
+  static void go_forward(const MatrixBackwardParams& params, const Chunk& chunk,
+                         const Basis<State>& basis, const Scratch& scratch) {
     const int64_t order = params.dstate;
     const MatrixInputs<State>& inputs = scratch.inputs;
     if (chunk.first_step == 0) {
-      inputs.load_states_in_basis(params, params.initial_state, block, basis, scratch.states);
+      inputs.load_states_in_basis(params, params.initial_state, chunk.lanes, basis, scratch.states);
     } else {
-      const SavedStates<State> saved(params, block, lanes, chunk.first_step / kStateChunk - 1);
-      load_states(saved.view, saved.offset, lanes.count, saved.lane_stride, order, scratch.states);
+      saved_states<State>(params, chunk.lanes, chunk.first_step / kStateChunk - 1)
+          .load(chunk.lanes.count, order, scratch.states);
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
       State* before = scratch.states + t * order;
@@ -229,9 +228,9 @@ struct MatrixBackward {
     });
   }
 
-  static void add_to_projections(const MatrixBackwardParams& params, const Block& block,
-                                 const Lanes& lanes, const Chunk& chunk, const Basis<State>& basis,
-                                 const BackwardPartials& partials, const Scratch& scratch) {
+  static void add_to_projections(const MatrixBackwardParams& params, const Chunk& chunk,
+                                 const Basis<State>& basis, const BackwardPartials& partials,
+                                 const Scratch& scratch) {
     const int64_t order = params.dstate;
     const State* h = scratch.states + order;
     const auto input = [&](int64_t t) { return scratch.steps.gains[t]; };
@@ -240,15 +239,15 @@ struct MatrixBackward {
     const auto conjugate = [](State value) { return conj(value); };
     if (params.variable_B) {
       store_tile_of(order, chunk.steps, basis, scratch.lambdas, input, same, scratch);
-      store_projection_gradient<State>(params, block, lanes, chunk, partials, params.dB,
-                                       partials.dB_blocks, scratch.tile);
+      store_projection_gradient<State>(params, chunk, partials, params.dB, partials.dB_blocks,
+                                       scratch.tile);
     } else {
       add_steps(order, chunk.steps, scratch.lambdas, input, same, scratch.dB);
     }
     if (params.variable_C) {
       store_tile_of(order, chunk.steps, basis, h, output, conjugate, scratch);
-      store_projection_gradient<State>(params, block, lanes, chunk, partials, params.dC,
-                                       partials.dC_blocks, scratch.tile);
+      store_projection_gradient<State>(params, chunk, partials, params.dC, partials.dC_blocks,
+                                       scratch.tile);
     } else {
       add_steps(order, chunk.steps, h, output, same, scratch.dC);
     }
@@ -257,7 +256,7 @@ struct MatrixBackward {
   /// sums[n] += Σ factor(t)·form(values[t][n])
   template <class Factor, class Form>
   static void add_steps(int64_t order, int64_t steps, const State* values, const Factor& factor,
-                        const Form& form, CompensatedState<State>* sums) {
+                        const Form& form, CompensatedSum<State>* sums) {
     for (int64_t n = 0; n < order; ++n) {
       State sum{};
       for (int64_t t = 0; t < steps; ++t) sum += factor(t) * form(values[t * order + n]);
@@ -294,15 +293,15 @@ struct MatrixBackward {
   }
 
   /// Stores the gradients of constant B and C.
-  static void store_sums(const MatrixBackwardParams& params, const Block& block, const Lanes& lanes,
+  static void store_sums(const MatrixBackwardParams& params, const Lanes& lanes,
                          const Basis<State>& basis, const BackwardPartials& partials,
                          const Scratch& scratch) {
     const int64_t order = params.dstate;
-    const auto store = [&](void* data, const CompensatedState<State>* sums, bool conjugates) {
+    const auto store = [&](void* data, const CompensatedSum<State>* sums, bool conjugates) {
       basis.by_Q(1, [&](int64_t k, int64_t) { return sums[k].value(); }, scratch.turned);
       for (int64_t n = 0; conjugates && n < order; ++n) scratch.turned[n] = conj(scratch.turned[n]);
-      store_channel_states(contiguous_states<State>(data, params), block, lanes, order,
-                           scratch.turned);
+      channel_states(contiguous_states<State>(data, params), lanes)
+          .store(lanes.count, order, scratch.turned);
     };
     if (!params.variable_B) store(partials.dB, scratch.dB, false);
     if (!params.variable_C) store(partials.dC, scratch.dC, true);

@@ -12,7 +12,7 @@
 namespace selective_scan::cpu {
 
 SELECTIVE_SCAN_HD Lanes channels_of(const Block& block) {
-  Lanes lanes;
+  Lanes lanes{block};
   lanes.channel = block.first_channel;
   lanes.count = block.channels;
   lanes.channels = 1;
@@ -61,21 +61,18 @@ struct Basis {
     return ceil_div(params.dim / params.groups, int64_t{real_t<State>::kWidth});
   }
 
-  // result[t] = Q·in[t], or with the adjoint or transposed Q. `in(k, t)` is a State.
+  // result[t] = Q·in[t], or with the transposed, or adjoint, Q. `in(k, t)` is a State.
   template <class In>
   void by_Q(int64_t steps, const In& in, State* result) const {
     multiply_steps(
         order, steps, [&](int64_t i, int64_t k) { return Q[i * order + k]; }, in, result);
   }
-  template <class In>
-  void by_adjoint_Q(int64_t steps, const In& in, State* result) const {
-    multiply_steps(
-        order, steps, [&](int64_t i, int64_t k) { return conj(Q[k * order + i]); }, in, result);
-  }
-  template <class In>
+  template <bool kConjugates, class In>
   void by_transposed_Q(int64_t steps, const In& in, State* result) const {
-    multiply_steps(
-        order, steps, [&](int64_t i, int64_t k) { return Q[k * order + i]; }, in, result);
+    const auto entry = [&](int64_t i, int64_t k) {
+      return kConjugates ? conj(Q[k * order + i]) : Q[k * order + i];
+    };
+    multiply_steps(order, steps, entry, in, result);
   }
 };
 
@@ -144,8 +141,9 @@ struct Reduction {
   }
 };
 
-/// B or C in the basis: a chunk at a time if variable, once for all steps if constant.
-template <class State>
+/// B in the basis, Q^H·B, or C, Q^T·C: a chunk at a time if variable, once for all steps if
+/// constant.
+template <class State, bool kIsB>
 class ProjectionInBasis {
   using T = scalar_t<State>;
   using Tile = ProjectionTile<State>;
@@ -157,26 +155,21 @@ class ProjectionInBasis {
     steps_ = arena.take<State>(order_ * (is_variable ? kStateChunk : 1));
   }
 
-  /// Calls turn(steps, in, result), which converts a projection to the basis.
-  template <class Turn>
-  void load_constant(const ArrayView& view, const Lanes& lanes, State* staging,
-                     const Turn& turn) const {
+  void load_constant(const ArrayView& view, const Lanes& lanes, const Basis<State>& basis,
+                     State* staging) const {
     if (is_variable_) return;
-    load_states(view, lanes.channel * view.channel, lanes.count, view.channel, order_, staging);
-    turn(1, [&](int64_t k, int64_t) { return staging[k]; }, steps_);
+    channel_states(view, lanes, 0).load(lanes.count, order_, staging);
+    const auto in = [&](int64_t k, int64_t) { return staging[k]; };
+    basis.template by_transposed_Q<kIsB>(1, in, steps_);
   }
-  template <class Turn>
-  void load_chunk(const ArrayView& view, const Block& block, const Lanes& lanes, const Chunk& chunk,
-                  const Turn& turn) const {
+  void load_chunk(const ArrayView& view, const Chunk& chunk, const Basis<State>& basis) const {
     if (!is_variable_) return;
-    Tile::load(view, block, lanes, chunk, order_, kStateChunk, tile_);
+    Tile::load(view, chunk, order_, kStateChunk, tile_);
     const int64_t imaginary = order_ * kStateChunk;
-    turn(
-        chunk.steps,
-        [&](int64_t k, int64_t t) {
-          return spread_number<State>(tile_ + k * kStateChunk + t, imaginary);
-        },
-        steps_);
+    const auto in = [&](int64_t k, int64_t t) {
+      return spread_number<State>(tile_ + k * kStateChunk + t, imaginary);
+    };
+    basis.template by_transposed_Q<kIsB>(chunk.steps, in, steps_);
   }
 
   /// Returns the states of step t.
@@ -196,8 +189,8 @@ template <class State>
 struct MatrixInputs {
   using R = real_t<State>;
 
-  ProjectionInBasis<State> B;
-  ProjectionInBasis<State> C;
+  ProjectionInBasis<State, true> B;
+  ProjectionInBasis<State, false> C;
   HessenbergFactors<State> factors;
   State* staging;     // (state)
   State* input;       // (state): of a step
@@ -217,34 +210,33 @@ struct MatrixInputs {
 
   void load_constants(const ScanParams& params, const Lanes& lanes,
                       const Basis<State>& basis) const {
-    B.load_constant(params.B, lanes, staging, into_B(basis));
-    C.load_constant(params.C, lanes, staging, into_C(basis));
+    B.load_constant(params.B, lanes, basis, staging);
+    C.load_constant(params.C, lanes, basis, staging);
   }
-  void load_chunk(const ScanParams& params, const Block& block, const Lanes& lanes,
-                  const Chunk& chunk, const Basis<State>& basis) const {
-    B.load_chunk(params.B, block, lanes, chunk, into_B(basis));
-    C.load_chunk(params.C, block, lanes, chunk, into_C(basis));
+  void load_chunk(const ScanParams& params, const Chunk& chunk, const Basis<State>& basis) const {
+    B.load_chunk(params.B, chunk, basis);
+    C.load_chunk(params.C, chunk, basis);
   }
 
   /// Loads states of the block's channels and converts them to the basis, unless there are no
   /// steps.
-  void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+  void load_states_in_basis(const ScanParams& params, const ArrayView& view, const Lanes& lanes,
                             const Basis<State>& basis, State* states) const {
-    load_channel_states(view, block, channels_of(block), params.dstate, staging);
+    channel_states(view, lanes).load(lanes.count, params.dstate, staging);
     const auto in = [&](int64_t k, int64_t) { return staging[k]; };
     if (params.seqlen > 0) {
-      basis.by_adjoint_Q(1, in, states);
+      basis.template by_transposed_Q<true>(1, in, states);
     } else {
       for (int64_t n = 0; n < params.dstate; ++n) states[n] = staging[n];
     }
   }
-  void store_states_of_basis(const ScanParams& params, const ArrayView& view, const Block& block,
+  void store_states_of_basis(const ScanParams& params, const ArrayView& view, const Lanes& lanes,
                              const Basis<State>& basis, const State* states) const {
     if (params.seqlen > 0) {
       basis.by_Q(1, [&](int64_t k, int64_t) { return states[k]; }, staging);
       states = staging;
     }
-    store_channel_states(view, block, channels_of(block), params.dstate, states);
+    channel_states(view, lanes).store(lanes.count, params.dstate, states);
   }
 
   /// Takes a step from `before`: after = before + Δ·H·middle + G·B with the gain G of the step.
@@ -309,17 +301,6 @@ struct MatrixInputs {
       middle[n] = middle[n] + correction[n];
       after[n] = after[n] + constant<R>(2) * (correction[n] - residual[n]);
     }
-  }
-
-  static auto into_B(const Basis<State>& basis) {
-    return [&](int64_t steps, const auto& in, State* result) {
-      basis.by_adjoint_Q(steps, in, result);
-    };
-  }
-  static auto into_C(const Basis<State>& basis) {
-    return [&](int64_t steps, const auto& in, State* result) {
-      basis.by_transposed_Q(steps, in, result);
-    };
   }
 };
 

@@ -41,35 +41,34 @@ struct MatrixForward {
                   void* scratch_base) {
     Scratch scratch(params, scratch_base);
     const MatrixInputs<State>& inputs = scratch.inputs;
-    const InputSteps<R> steps = scratch.steps.inputs();
+    const ForwardSteps<R>& steps = scratch.steps;
     const Basis<State> basis(bases, params, block);
     const Lanes lanes = channels_of(block);
     R D, delta_bias;
     load_channels(params.D, lanes, D);
     load_channels(params.delta_bias, lanes, delta_bias);
     inputs.load_constants(params, lanes, basis);
-    inputs.load_states_in_basis(params, params.initial_state, block, basis, scratch.before);
+    inputs.load_states_in_basis(params, params.initial_state, lanes, basis, scratch.before);
 
     for (int64_t offset = 0; offset < params.seqlen; offset += kStateChunk) {
       const Chunk chunk = chunk_at(params, lanes, offset);
-      inputs.load_chunk(params, block, lanes, chunk, basis);
-      load_inputs<State>(params, block, lanes, chunk, kStateChunk, delta_bias, steps);
+      inputs.load_chunk(params, chunk, basis);
+      load_inputs<State>(params, chunk, kStateChunk, delta_bias, steps);
       for (int64_t t = 0; t < chunk.steps; ++t) {
         inputs.step(basis, t, steps, scratch.before, scratch.middle, scratch.after);
         scratch.steps.y[t] = inputs.output(params.dstate, t, scratch.after);
         std::swap(scratch.before, scratch.after);
       }
       if (params.wanted == ForwardWanted::kOutput) {
-        store_output<State>(params, block, lanes, chunk, D, scratch.steps);
+        store_output<State>(params, chunk, D, scratch.steps);
       }
       if (params.states && offset + kStateChunk < params.seqlen) {
-        const SavedStates<State> saved(params, block, lanes, offset / kStateChunk);
-        store_states(saved.view, saved.offset, lanes.count, saved.lane_stride, params.dstate,
-                     scratch.before);
+        saved_states<State>(params, lanes, offset / kStateChunk)
+            .store(lanes.count, params.dstate, scratch.before);
       }
     }
     if (params.last_state.present()) {
-      inputs.store_states_of_basis(params, params.last_state, block, basis, scratch.before);
+      inputs.store_states_of_basis(params, params.last_state, lanes, basis, scratch.before);
     }
   }
 };

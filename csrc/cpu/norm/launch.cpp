@@ -4,7 +4,6 @@
 
 #include "../capability.h"
 #include "../tasks.h"
-#include "../work.h"
 
 namespace selective_scan::cpu {
 namespace {
@@ -79,12 +78,7 @@ void launch(const NormBackwardParams& params, void* workspace, const ThreadPool&
   plan.run(params, pool, [&](const NormTask& task, void* scratch, void* part) {
     plan.kernels.backward(params, task, scratch, has_parts ? part : nullptr);
   });
-  if (!has_parts) return;
-  if (params.is_double) {
-    add_parts<double>(params, plan);
-  } else {
-    add_parts<float>(params, plan);
-  }
+  if (has_parts) (params.is_double ? &add_parts<double> : &add_parts<float>)(params, plan);
 }
 
 }  // namespace selective_scan::cpu

@@ -42,11 +42,11 @@ struct BackwardScratch {
   Arena arena;
   BackwardSteps<R> steps;
   BlockInputs<State> inputs;
-  BlockMaps<State> maps;        // if sequences are segmented
-  State* carry;                 // (vector, state): gradient of h from later steps
-  CompensatedState<State>* dA;  // (vector, state)
-  CompensatedState<State>* dB;  // if constant
-  CompensatedState<State>* dC;
+  BlockMaps<State> maps;      // if sequences are segmented
+  State* carry;               // (vector, state): gradient of h from later steps
+  CompensatedSum<State>* dA;  // (vector, state)
+  CompensatedSum<State>* dB;  // if constant
+  CompensatedSum<State>* dC;
   CompensatedSum<R>* dD;  // (vector)
   CompensatedSum<R>* ddelta_bias;
   T* dB_tile;  // laid out like a ProjectionTile, if variable
@@ -62,9 +62,9 @@ struct BackwardScratch {
     constexpr int64_t kKept = kStatesInRegisters * kStateChunk;
     if (block.segmentation.present()) maps = BlockMaps<State>(arena, params, block);
     carry = arena.take<State>(per_state);
-    dA = arena.take<CompensatedState<State>>(per_state);
-    dB = arena.take<CompensatedState<State>>(params.variable_B ? 0 : per_state);
-    dC = arena.take<CompensatedState<State>>(params.variable_C ? 0 : per_state);
+    dA = arena.take<CompensatedSum<State>>(per_state);
+    dB = arena.take<CompensatedSum<State>>(params.variable_B ? 0 : per_state);
+    dC = arena.take<CompensatedSum<State>>(params.variable_C ? 0 : per_state);
     dD = arena.take<CompensatedSum<R>>(vectors);
     ddelta_bias = arena.take<CompensatedSum<R>>(vectors);
     dB_tile = arena.take<T>(params.variable_B ? tile : 0);
@@ -86,29 +86,27 @@ SELECTIVE_SCAN_HD void for_each_chunk_backwards(const Block& block, const Visit&
 }
 
 /// Computes dy, the gradient of the output before the gate: the gradient of out times silu(z).
-/// `gate` receives sigmoid(z).
 template <class R>
-void load_output_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                          const Chunk& chunk, int64_t steps_ahead, R* dout, R* z, R* gate, R* dy) {
-  load_sequence(params.dout, block, lanes, chunk, steps_ahead, dout);
+void load_output_gradient(const BackwardParams& params, const Chunk& chunk, int64_t steps_ahead,
+                          const BackwardSteps<R>& steps) {
+  load_sequence(params.dout, chunk, steps_ahead, steps.dout);
   if (!params.z.present()) {
-    for (int64_t t = 0; t < chunk.steps; ++t) dy[t] = dout[t];
+    for (int64_t t = 0; t < chunk.steps; ++t) steps.dy[t] = steps.dout[t];
     return;
   }
-  load_sequence(params.z, block, lanes, chunk, steps_ahead, z);
+  load_sequence(params.z, chunk, steps_ahead, steps.z);
   for (int64_t t = 0; t < chunk.steps; ++t) {
-    gate[t] = VectorMath::sigmoid(z[t]);
-    dy[t] = dout[t] * (z[t] * gate[t]);
+    steps.gate[t] = VectorMath::sigmoid(steps.z[t]);
+    steps.dy[t] = steps.dout[t] * (steps.z[t] * steps.gate[t]);
   }
 }
 
 /// Loads a chunk's inputs and returns the gains. Sets y, du and ddelta to 0.
 template <class State, class R>
-const R* load_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                             const Chunk& chunk, R delta_bias, const BackwardSteps<R>& steps) {
-  const R* gains = load_inputs<State>(params, block, lanes, chunk, -kStateChunk, delta_bias, steps);
-  load_output_gradient(params, block, lanes, chunk, -kStateChunk, steps.dout, steps.z, steps.gate,
-                       steps.dy);
+const R* load_backward_steps(const BackwardParams& params, const Chunk& chunk, R delta_bias,
+                             const BackwardSteps<R>& steps) {
+  const R* gains = load_inputs<State>(params, chunk, -kStateChunk, delta_bias, steps);
+  load_output_gradient(params, chunk, -kStateChunk, steps);
   for (int64_t t = 0; t < chunk.steps; ++t) {
     for (R* sums : {steps.y, steps.du, steps.ddelta}) sums[t] = R(scalar_t<R>(0));
   }
@@ -119,10 +117,9 @@ const R* load_backward_steps(const BackwardParams& params, const Block& block, c
 /// accumulated, from Re(Σ C·h) in y and the states' parts of du and ddelta. If the gains contain
 /// the steps `gain_steps`, du holds the gradient of the gains, part of which goes to the steps.
 template <class State, class R>
-void finish_backward_steps(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                           const Chunk& chunk, R D, const R* gain_steps,
-                           const BackwardSteps<R>& steps, CompensatedSum<R>& dD,
-                           CompensatedSum<R>& ddelta_bias) {
+void finish_backward_steps(const BackwardParams& params, const Chunk& chunk, R D,
+                           const R* gain_steps, const BackwardSteps<R>& steps,
+                           CompensatedSum<R>& dD, CompensatedSum<R>& ddelta_bias) {
   // Hoisted out of the loop, since they are the same for all steps.
   const bool has_input_delta = params.input_delta.present();
   const bool has_softplus = params.delta_softplus;
@@ -156,12 +153,12 @@ void finish_backward_steps(const BackwardParams& params, const Block& block, con
       const R y = constant<State>(kOutputScale<State>) * steps.y[t] + D * steps.u[t];
       steps.z[t] = steps.dout[t] * y * silu_derivative(z, steps.gate[t]);
     }
-    store_sequence(params.dz, block, lanes, chunk, -kStateChunk, steps.z);
+    store_sequence(params.dz, chunk, -kStateChunk, steps.z);
   }
-  store_sequence(params.du, block, lanes, chunk, -kStateChunk, steps.du);
-  store_sequence(params.ddelta, block, lanes, chunk, -kStateChunk, steps.ddelta);
+  store_sequence(params.du, chunk, -kStateChunk, steps.du);
+  store_sequence(params.ddelta, chunk, -kStateChunk, steps.ddelta);
   if (has_input_delta) {
-    store_sequence(params.dinput_delta, block, lanes, chunk, -kStateChunk, steps.input_delta);
+    store_sequence(params.dinput_delta, chunk, -kStateChunk, steps.input_delta);
   }
 }
 
@@ -171,20 +168,19 @@ constexpr int64_t kBytesPastCaches = int64_t{4} << 20;
 /// Stores a tile of the gradient of a variable B or C, in `blocks` if several blocks contribute to
 /// it.
 template <class State>
-void store_projection_gradient(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                               const Chunk& chunk, const BackwardPartials& partials,
-                               const ArrayView& gradient, void* blocks,
-                               const scalar_t<State>* tile) {
+void store_projection_gradient(const BackwardParams& params, const Chunk& chunk,
+                               const BackwardPartials& partials, const ArrayView& gradient,
+                               void* blocks, const scalar_t<State>* tile) {
   using T = scalar_t<State>;
   if (!blocks) {
     const int64_t values = params.batch * params.groups * params.dstate * params.seqlen;
     const int64_t bytes = values * kComponents<State> * element_size(gradient.dtype);
-    ProjectionTile<State>::store(gradient, block, lanes, chunk, params.dstate,
-                                 bytes >= kBytesPastCaches, tile);
+    ProjectionTile<State>::store(gradient, chunk, params.dstate, bytes >= kBytesPastCaches, tile);
     return;
   }
   const int64_t size = ProjectionTile<State>::values(params.dstate, true);
   const int64_t chunks = ceil_div(params.seqlen, kStateChunk);
+  const Block& block = chunk.lanes.block;
   const int64_t index =
       ((block.batch * params.groups + block.group) * partials.blocks_per_group + block.index) *
           chunks +
@@ -212,9 +208,9 @@ struct BackwardKernel {
       scratch.inputs.load(params, lanes, vector);
       State* carry = scratch.carry + vector * dstate;
       if (lanes.are_segments() || !block.is_last()) {
-        load_rows(boundaries_of<State>(params, block, lanes, 1), lanes, dstate, carry);
+        boundaries_of<State>(params, lanes, 1).load(lanes.count, dstate, carry);
       } else {
-        load_channel_states(params.dlast_state, block, lanes, dstate, carry);
+        channel_states(params.dlast_state, lanes).load(lanes.count, dstate, carry);
       }
       for (int64_t i = vector * dstate; i < (vector + 1) * dstate; ++i) {
         scratch.dA[i] = {};
@@ -230,29 +226,29 @@ struct BackwardKernel {
       // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, block, first, chunk, -kStateChunk);
-      scratch.inputs.load_C(params, block, first, chunk, -kStateChunk);
+      scratch.inputs.B.load_chunk(params.B, chunk, -kStateChunk);
+      scratch.inputs.C.load_chunk(params.C, chunk, -kStateChunk);
       const int64_t tile = ProjectionTile<State>::values(dstate, first.share_projections());
       if (params.variable_B) clear(scratch.dB_tile, tile);
       if (params.variable_C) clear(scratch.dC_tile, tile);
       for (int64_t vector = 0; vector < vectors; ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
-        scan_chunk(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
+        scan_chunk(params, chunk_at(params, lanes, offset), scratch, vector);
       }
       if (params.variable_B) {
-        store_projection_gradient<State>(params, block, first, chunk, partials, params.dB,
-                                         partials.dB_blocks, scratch.dB_tile);
+        store_projection_gradient<State>(params, chunk, partials, params.dB, partials.dB_blocks,
+                                         scratch.dB_tile);
       }
       if (params.variable_C) {
-        store_projection_gradient<State>(params, block, first, chunk, partials, params.dC,
-                                         partials.dC_blocks, scratch.dC_tile);
+        store_projection_gradient<State>(params, chunk, partials, params.dC, partials.dC_blocks,
+                                         scratch.dC_tile);
       }
     });
 
     finish_stores_past_caches();
     if (block.finds_map) scratch.maps.store(params, block, true);
     for (int64_t vector = 0; vector < vectors; ++vector) {
-      store_sums(params, block, lanes_of<R>(block, vector), partials, scratch, vector);
+      store_sums(params, lanes_of<R>(block, vector), partials, scratch, vector);
     }
   }
 
@@ -262,26 +258,22 @@ struct BackwardKernel {
   }
 
   /// Loads the states before a chunk.
-  static void load_states_before(const BackwardParams& params, const Block& block,
-                                 const Lanes& lanes, const Chunk& chunk, State* states) {
+  static void load_states_before(const BackwardParams& params, const Chunk& chunk, State* states) {
+    const Lanes& lanes = chunk.lanes;
     const int64_t dstate = params.dstate;
     const int64_t first_chunk = chunk.first_step / kStateChunk;
     const int64_t count = chunk.whole_lanes + (chunk.rest > 0 ? 1 : 0);  // lanes with steps
     if (first_chunk > 0) {
-      const SavedStates<State> saved(params, block, lanes, first_chunk - 1);
-      load_states(saved.view, saved.offset, count, saved.lane_stride, dstate, states);
-      return;
+      return saved_states<State>(params, lanes, first_chunk - 1).load(count, dstate, states);
     }
     if (!lanes.are_segments()) {
-      load_channel_states(params.initial_state, block, lanes, dstate, states);
-      return;
+      return channel_states(params.initial_state, lanes).load(lanes.count, dstate, states);
     }
     // The first lane starts with the initial state, the others with saved states.
     for (int64_t n = 0; n < dstate; ++n) states[n] = State{};
     if (count > 1) {
       const int64_t second_chunk = lanes.segment_steps / kStateChunk;
-      const SavedStates<State> saved(params, block, lanes, second_chunk - 1);
-      load_states(saved.view, saved.offset, count - 1, saved.lane_stride, dstate, states);
+      saved_states<State>(params, lanes, second_chunk - 1).load(count - 1, dstate, states);
     }
     T* row = reinterpret_cast<T*>(states);
     for (int64_t i = 0; i < dstate * kComponents<State>; ++i, row += R::kWidth) {
@@ -289,26 +281,26 @@ struct BackwardKernel {
       row[0] = T(0);
     }
     if (!params.initial_state.present()) return;
-    const ArrayView& initial = params.initial_state;
-    const Section section = state_section(
-        initial, block.batch * initial.batch + lanes.channel * initial.channel, 1, 0, dstate);
+    const LaneStates initial = channel_states(params.initial_state, lanes);
+    const Section section = state_section(initial.view, initial.offset, 1, 0, dstate);
     constexpr int64_t kPitch = kComponents<State> * R::kWidth;
     row = reinterpret_cast<T*>(states);
     load_lane<R>(section, row, kPitch);
     if constexpr (is_complex_v<State>) {
-      load_lane<R>(imaginary_part(section, initial), row + R::kWidth, kPitch);
+      load_lane<R>(imaginary_part(section, initial.view), row + R::kWidth, kPitch);
     }
   }
 
-  static void sweep(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, const R* gains, const Scratch& scratch, int64_t vector) {
+  static void sweep(const BackwardParams& params, const Chunk& chunk, const R* gains,
+                    const Scratch& scratch, int64_t vector) {
     const int64_t of_vector = vector * params.dstate;
-    const auto gradient = [&](bool is_variable, T* tile, CompensatedState<State>* sums) {
-      return ProjectionGradient<State>{is_variable ? tile : nullptr, lanes.share_projections(),
+    const auto gradient = [&](bool is_variable, T* tile, CompensatedSum<State>* sums) {
+      return ProjectionGradient<State>{is_variable ? tile : nullptr,
+                                       chunk.lanes.share_projections(),
                                        is_variable ? nullptr : sums + of_vector};
     };
     BackwardSweep<State> sweep;
-    scratch.inputs.begin_sweep(params, lanes, chunk, vector, scratch.steps.delta, gains, sweep);
+    scratch.inputs.begin_sweep(params, chunk, vector, scratch.steps.delta, gains, sweep);
     sweep.states = scratch.states;
     sweep.y = scratch.steps.y;
     sweep.dy = scratch.steps.dy;
@@ -319,34 +311,35 @@ struct BackwardKernel {
     sweep.dB = gradient(params.variable_B, scratch.dB_tile, scratch.dB);
     sweep.dC = gradient(params.variable_C, scratch.dC_tile, scratch.dC);
     sweep.kept = scratch.kept;
-    if (block.finds_map) {
-      sweep.map = scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps,
-                                    is_first_chunk(lanes, chunk));
+    if (chunk.lanes.block.finds_map) {
+      sweep.map =
+          scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps, chunk.is_first());
     }
     Sweeps<State>::of(params).backward(sweep);
   }
 
-  static void scan_chunk(const BackwardParams& params, const Block& block, const Lanes& lanes,
-                         const Chunk& chunk, const Scratch& scratch, int64_t vector) {
+  static void scan_chunk(const BackwardParams& params, const Chunk& chunk, const Scratch& scratch,
+                         int64_t vector) {
     const BackwardSteps<R>& steps = scratch.steps;
-    const R* gains = load_backward_steps<State>(params, block, lanes, chunk,
-                                                scratch.inputs.delta_bias[vector], steps);
-    load_states_before(params, block, lanes, chunk, scratch.states);
-    sweep(params, block, lanes, chunk, gains, scratch, vector);
-    clear_steps_beyond(lanes, chunk, steps.ddelta);
+    const R* gains =
+        load_backward_steps<State>(params, chunk, scratch.inputs.delta_bias[vector], steps);
+    load_states_before(params, chunk, scratch.states);
+    sweep(params, chunk, gains, scratch, vector);
+    clear_steps_beyond(chunk, steps.ddelta);
     const bool has_steps = gains != steps.u;
     const R* gain_steps = params.input_delta.present() ? steps.input_delta : steps.delta;
-    finish_backward_steps<State>(params, block, lanes, chunk, scratch.inputs.D[vector],
+    finish_backward_steps<State>(params, chunk, scratch.inputs.D[vector],
                                  has_steps ? gain_steps : nullptr, steps, scratch.dD[vector],
                                  scratch.ddelta_bias[vector]);
   }
 
-  static void store_sums(const BackwardParams& params, const Block& block, const Lanes& lanes,
+  static void store_sums(const BackwardParams& params, const Lanes& lanes,
                          const BackwardPartials& partials, const Scratch& scratch, int64_t vector) {
+    const Block& block = lanes.block;
     const int64_t dstate = params.dstate;
     const int64_t row = block.batch * block.segmentation.parts() + block.part;
     const int64_t first_channel = row * params.dim + lanes.channel;
-    const auto store = [&](void* data, const CompensatedState<State>* sums) {
+    const auto store = [&](void* data, const CompensatedSum<State>* sums) {
       const ArrayView view = contiguous_states<State>(data, params);
       for (int64_t n = 0; n < dstate; ++n) {
         scratch.states[n] = sums[vector * dstate + n].value();
@@ -370,8 +363,8 @@ struct BackwardKernel {
       store_channels(partials.ddelta_bias, scratch.ddelta_bias[vector]);
     }
     if (params.initial_state.present() && !lanes.are_segments() && block.is_first()) {
-      store_channel_states(params.dinitial_state, block, lanes, dstate,
-                           scratch.carry + vector * dstate);
+      channel_states(params.dinitial_state, lanes)
+          .store(lanes.count, dstate, scratch.carry + vector * dstate);
     }
   }
 

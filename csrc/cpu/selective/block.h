@@ -21,78 +21,68 @@
 
 namespace selective_scan::cpu {
 
-/// The saved states of a vector's lanes, of which the first lane's is the state after chunk `chunk`
-/// of its sequence.
-template <class State>
-struct SavedStates {
+/// The states of a vector's lanes in an array.
+struct LaneStates {
   ArrayView view;
-  int64_t offset;
+  int64_t offset;  // of the first lane's states
   int64_t lane_stride;
 
-  SELECTIVE_SCAN_HD SavedStates(const ScanParams& params, const Block& block, const Lanes& lanes,
-                                int64_t chunk)
-      : view(contiguous_states<State>(params.states, params)),
-        offset((block.batch * num_saved_states(params.seqlen) + chunk) * view.batch +
-               lanes.channel * view.channel),
-        lane_stride(lanes.are_segments() ? lanes.segment_steps / kStateChunk * view.batch
-                                         : lanes.channel_stride(view)) {}
+  /// Load or store the states of the first `count` lanes. An absent array gives zeros.
+  template <class State>
+  void load(int64_t count, int64_t dstate, State* states) const {
+    load_states(view, offset, count, lane_stride, dstate, states);
+  }
+  template <class State>
+  void store(int64_t count, int64_t dstate, const State* states) const {
+    store_states(view, offset, count, lane_stride, dstate, states);
+  }
 };
 
-/// Load or store the part of a (batch, channel, state) array that belongs to a vector of channels.
-template <class State>
-void load_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
-                         int64_t dstate, State* states) {
-  load_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-              lanes.channel_stride(view), dstate, states);
+/// Returns the states of a vector of channels in an array (batch, channel, state), for any batch
+/// entry or that of their block.
+SELECTIVE_SCAN_HD LaneStates channel_states(const ArrayView& view, const Lanes& lanes,
+                                            int64_t batch) {
+  return {view, batch * view.batch + lanes.channel * view.channel, lanes.channel_stride(view)};
 }
-template <class State>
-void store_channel_states(const ArrayView& view, const Block& block, const Lanes& lanes,
-                          int64_t dstate, const State* states) {
-  store_states(view, block.batch * view.batch + lanes.channel * view.channel, lanes.count,
-               lanes.channel_stride(view), dstate, states);
+SELECTIVE_SCAN_HD LaneStates channel_states(const ArrayView& view, const Lanes& lanes) {
+  return channel_states(view, lanes, lanes.block.batch);
 }
 
-/// One of Segmentation's arrays, with `rows` rows of states per channel; `row` is the first lane's
-/// row.
+/// Returns the saved states, of which the first lane's is the state after chunk `chunk` of its
+/// sequence.
 template <class State>
-struct SegmentRows {
-  ArrayView view;
-  int64_t offset;
-  int64_t lane_stride;
+SELECTIVE_SCAN_HD LaneStates saved_states(const ScanParams& params, const Lanes& lanes,
+                                          int64_t chunk) {
+  const ArrayView view = contiguous_states<State>(params.states, params);
+  const int64_t row = lanes.block.batch * num_saved_states(params.seqlen) + chunk;
+  LaneStates states = channel_states(view, lanes, row);
+  if (lanes.are_segments()) states.lane_stride = lanes.segment_steps / kStateChunk * view.batch;
+  return states;
+}
 
-  SELECTIVE_SCAN_HD SegmentRows(void* data, int64_t rows, int64_t row, const ScanParams& params,
-                                const Block& block, const Lanes& lanes)
-      : view(contiguous_states<State>(data, params)),
-        offset(((block.batch * params.dim + lanes.channel) * rows + row) * view.channel),
-        lane_stride(lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)) {}
-};
-
+/// Returns one of Segmentation's arrays, with `rows` rows of states per channel; `row` is the first
+/// lane's row.
+template <class State>
+SELECTIVE_SCAN_HD LaneStates segment_rows(const ScanParams& params, const Lanes& lanes, void* data,
+                                          int64_t rows, int64_t row) {
+  const ArrayView view = contiguous_states<State>(data, params);
+  const int64_t first_row = (lanes.block.batch * params.dim + lanes.channel) * rows + row;
+  return {view, first_row * view.channel,
+          lanes.are_segments() ? view.channel : rows * lanes.channel_stride(view)};
+}
 /// Returns the boundaries before each segment of a vector, or those `shift` later.
 template <class State>
-SELECTIVE_SCAN_HD SegmentRows<State> boundaries_of(const ScanParams& params, const Block& block,
-                                                   const Lanes& lanes, int64_t shift) {
-  const Segmentation& segmentation = block.segmentation;
-  return {segmentation.boundaries,
-          segmentation.count + 1,
-          block.segment() + shift,
-          params,
-          block,
-          lanes};
+SELECTIVE_SCAN_HD LaneStates boundaries_of(const ScanParams& params, const Lanes& lanes,
+                                           int64_t shift) {
+  const Segmentation& segmentation = lanes.block.segmentation;
+  return segment_rows<State>(params, lanes, segmentation.boundaries, segmentation.count + 1,
+                             lanes.block.segment() + shift);
 }
 template <class State>
-SELECTIVE_SCAN_HD SegmentRows<State> factors_of(const ScanParams& params, const Block& block,
-                                                const Lanes& lanes) {
-  const Segmentation& segmentation = block.segmentation;
-  return {segmentation.factors, segmentation.count, block.segment(), params, block, lanes};
-}
-template <class State>
-void load_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate, State* states) {
-  load_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
-}
-template <class State>
-void store_rows(const SegmentRows<State>& rows, const Lanes& lanes, int64_t dstate,
-                const State* states) {
-  store_states(rows.view, rows.offset, lanes.count, rows.lane_stride, dstate, states);
+SELECTIVE_SCAN_HD LaneStates factors_of(const ScanParams& params, const Lanes& lanes) {
+  const Segmentation& segmentation = lanes.block.segmentation;
+  return segment_rows<State>(params, lanes, segmentation.factors, segmentation.count,
+                             lanes.block.segment());
 }
 
 /// Returns ΣΔ.
@@ -153,17 +143,12 @@ struct BlockMaps {
       if (goes_back) {
         for (int64_t n = 0; n < params.dstate; ++n) factors[first + n] = conj(factors[first + n]);
       }
-      store_rows(factors_of<State>(params, block, lanes), lanes, params.dstate, factors + first);
-      store_rows(boundaries_of<State>(params, block, lanes, goes_back ? 0 : 1), lanes,
-                 params.dstate, offsets + first);
+      factors_of<State>(params, lanes).store(lanes.count, params.dstate, factors + first);
+      boundaries_of<State>(params, lanes, goes_back ? 0 : 1)
+          .store(lanes.count, params.dstate, offsets + first);
     }
   }
 };
-
-/// Returns the offset of the element (batch, group, 0, 0) of a variable B or C.
-SELECTIVE_SCAN_HD int64_t projection_offset(const ArrayView& view, const Block& block) {
-  return block.batch * view.batch + block.group * view.group;
-}
 
 /// The staged form of a chunk of a variable B or C: a row of kStateChunk steps for every component
 /// and state, with imaginary parts after the real parts of all states. A step is one number that
@@ -179,74 +164,74 @@ struct ProjectionTile {
   }
 
   /// Loads a chunk. The chunk that the caller loads next starts `steps_ahead` steps from this one.
-  static void load(const ArrayView& view, const Block& block, const Lanes& lanes,
-                   const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
-    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, T* rows) {
-      const int64_t offset = projection_offset(part, block);
-      if (lanes.share_projections()) {
-        load_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
+  static void load(const ArrayView& view, const Chunk& chunk, int64_t dstate, int64_t steps_ahead,
+                   T* tile) {
+    for_each_component(view, chunk, dstate, tile, [&](const ArrayView& part, T* rows) {
+      if (chunk.lanes.share_projections()) {
+        load_tile<R>(shared_section(part, chunk, dstate), rows, kStateChunk);
       } else {
-        load_own(part, offset, lanes, chunk, dstate, steps_ahead, rows);
+        load_own(part, chunk, dstate, steps_ahead, rows);
       }
     });
   }
 
-  static void store(const ArrayView& view, const Block& block, const Lanes& lanes,
-                    const Chunk& chunk, int64_t dstate, bool goes_past_caches, const T* tile) {
-    for_each_component(view, lanes, dstate, tile, [&](const ArrayView& part, const T* rows) {
-      const int64_t offset = projection_offset(part, block);
-      if (lanes.share_projections()) {
-        store_tile<R>(shared_section(part, offset, chunk, dstate), rows, kStateChunk);
+  static void store(const ArrayView& view, const Chunk& chunk, int64_t dstate,
+                    bool goes_past_caches, const T* tile) {
+    for_each_component(view, chunk, dstate, tile, [&](const ArrayView& part, const T* rows) {
+      if (chunk.lanes.share_projections()) {
+        store_tile<R>(shared_section(part, chunk, dstate), rows, kStateChunk);
         return;
       }
       for (int64_t n = 0; n < dstate; ++n) {
-        Section section = own_section(part, offset + n * part.state, lanes, chunk);
+        Section section = own_section(part, n * part.state, chunk);
         section.goes_past_caches = goes_past_caches;
-        store_steps<R>(section, lanes, chunk, rows + n * kStateChunk * R::kWidth);
+        store_steps<R>(section, chunk, rows + n * kStateChunk * R::kWidth);
       }
     });
   }
 
  private:
-  template <class Rows, class Visit>
-  static void for_each_component(ArrayView view, const Lanes& lanes, int64_t dstate, Rows* rows,
+  /// Calls visit(part, rows) for the real and the imaginary part: what belongs to the chunk's batch
+  /// entry and group, from step 0 and state 0 on, and the rows of the tile.
+  template <class Number, class Visit>
+  static void for_each_component(ArrayView view, const Chunk& chunk, int64_t dstate, Number* rows,
                                  const Visit& visit) {
+    const Lanes& lanes = chunk.lanes;
+    int64_t offset = lanes.block.batch * view.batch + lanes.block.group * view.group;
     for (int component = 0; component < kComponents<State>; ++component) {
+      view.data = element_at(view, offset);
       visit(view, rows);
-      view.data = element_at(view, view.imag);
+      offset = view.imag;
       rows += dstate * kStateChunk * step_values(lanes.share_projections());
     }
   }
 
-  static Section shared_section(const ArrayView& view, int64_t offset, const Chunk& chunk,
-                                int64_t dstate) {
-    return {element_at(view, offset + chunk.first_step * view.step),
+  static Section shared_section(const ArrayView& view, const Chunk& chunk, int64_t dstate) {
+    return {element_at(view, chunk.first_step * view.step),
             view.dtype,
             dstate,
             chunk.steps,
             view.state,
             view.step};
   }
-  static Section own_section(const ArrayView& view, int64_t offset, const Lanes& lanes,
-                             const Chunk& chunk) {
-    return step_section(view, offset, lanes.projection_stride(view), chunk);
+  static Section own_section(const ArrayView& view, int64_t offset, const Chunk& chunk) {
+    return step_section(view, offset, chunk.lanes.projection_stride(view), chunk);
   }
 
   /// Loads numbers that lanes do not share, in whole vectors along the steps or the states,
   /// whichever is contiguous.
-  static void load_own(const ArrayView& view, int64_t offset, const Lanes& lanes,
-                       const Chunk& chunk, int64_t dstate, int64_t steps_ahead, T* tile) {
-    const bool is_ragged = chunk.whole_lanes < lanes.count;
-    if (is_ragged || (view.state != 1 && view.state != -1)) {
+  static void load_own(const ArrayView& view, const Chunk& chunk, int64_t dstate,
+                       int64_t steps_ahead, T* tile) {
+    if (chunk.is_ragged() || (view.state != 1 && view.state != -1)) {
       for (int64_t n = 0; n < dstate; ++n) {
-        Section section = own_section(view, offset + n * view.state, lanes, chunk);
+        Section section = own_section(view, n * view.state, chunk);
         section.rows_ahead = steps_ahead;
-        load_steps<R>(section, lanes, chunk, tile + n * kStateChunk * R::kWidth);
+        load_steps<R>(section, chunk, tile + n * kStateChunk * R::kWidth);
       }
       return;
     }
     for (int64_t t = 0; t < chunk.steps; ++t) {
-      Section section = own_section(view, offset + t * view.step, lanes, chunk);
+      Section section = own_section(view, t * view.step, chunk);
       section.rows = dstate;
       section.row_stride = view.state;
       load_tile<R>(section, tile + t * R::kWidth, kStateChunk * R::kWidth);
@@ -254,52 +239,81 @@ struct ProjectionTile {
   }
 };
 
-/// Loads an array with one number per channel; zeros if it is absent.
-template <class R>
-void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
-  load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view), 1,
-              &values);
-}
-
-/// A block's inputs that hold for all steps, for every vector, and tiles of B and C.
+/// B or C of a block: one number per lane and state if constant, a tile for each chunk if variable.
 template <class State>
-struct BlockInputs {
+class BlockProjection {
   using R = real_t<State>;
   using T = scalar_t<State>;
   using Tile = ProjectionTile<State>;
 
+ public:
+  SELECTIVE_SCAN_HD BlockProjection(Arena& arena, const ScanParams& params, const Block& block,
+                                    bool is_variable)
+      : dstate_(params.dstate), is_variable_(is_variable) {
+    const int64_t tile = Tile::values(dstate_, shares_projections(block));
+    constants_ = arena.take<State>(is_variable ? 0 : num_vectors<R>(block) * dstate_);
+    tile_ = arena.take<T>(is_variable ? tile : 0);
+  }
+
+  void load_constants(const ArrayView& view, const Lanes& lanes, int64_t vector) const {
+    if (is_variable_) return;
+    channel_states(view, lanes, 0).load(lanes.count, dstate_, constants_ + vector * dstate_);
+  }
+  void load_chunk(const ArrayView& view, const Chunk& chunk, int64_t steps_ahead) const {
+    if (is_variable_) Tile::load(view, chunk, dstate_, steps_ahead, tile_);
+  }
+
+  /// Returns the loaded numbers of a vector.
+  SELECTIVE_SCAN_HD Projection<State> of(const Lanes& lanes, int64_t vector) const {
+    if (!is_variable_) {
+      const T* constants = reinterpret_cast<const T*>(constants_ + vector * dstate_);
+      return {constants, R::kWidth, false, kComponents<State> * R::kWidth, 0};
+    }
+    const bool is_shared = lanes.share_projections();
+    const int64_t step_values = Tile::step_values(is_shared);
+    const int64_t state_stride = kStateChunk * step_values;
+    return {tile_, dstate_ * state_stride, is_shared, state_stride, step_values};
+  }
+
+ private:
+  int64_t dstate_;
+  bool is_variable_;
+  State* constants_;  // (vector, state)
+  T* tile_;
+};
+
+/// Loads an array with one number per channel; zeros if it is absent.
+template <class R>
+void load_channels(const ArrayView& view, const Lanes& lanes, R& values) {
+  channel_states(view, lanes, 0).load(lanes.count, 1, &values);
+}
+
+/// A block's inputs that hold for all steps, for every vector, and B and C.
+template <class State>
+struct BlockInputs {
+  using R = real_t<State>;
+  using T = scalar_t<State>;
+
+  BlockProjection<State> B;
+  BlockProjection<State> C;
   Pole<State>* poles;    // (vector, state)
   R* largest_exponents;  // (vector): of |exponent|, over the states
-  State* B_constant;     // (vector, state), if constant
-  State* C_constant;
-  T* B_tile;  // if variable
-  T* C_tile;
-  R* D;  // (vector)
+  R* D;                  // (vector)
   R* delta_bias;
   State* staging;  // (state)
 
-  SELECTIVE_SCAN_HD BlockInputs(Arena& arena, const ScanParams& params, const Block& block) {
-    const int64_t dstate = params.dstate;
+  SELECTIVE_SCAN_HD BlockInputs(Arena& arena, const ScanParams& params, const Block& block)
+      : B(arena, params, block, params.variable_B), C(arena, params, block, params.variable_C) {
     const int64_t vectors = num_vectors<R>(block);
-    const int64_t tile = Tile::values(dstate, shares_projections(block));
-    poles = arena.take<Pole<State>>(vectors * dstate);
-    largest_exponents = arena.take<R>(vectors);
-    B_constant = arena.take<State>(params.variable_B ? 0 : vectors * dstate);
-    C_constant = arena.take<State>(params.variable_C ? 0 : vectors * dstate);
-    B_tile = arena.take<T>(params.variable_B ? tile : 0);
-    C_tile = arena.take<T>(params.variable_C ? tile : 0);
-    D = arena.take<R>(vectors);
-    delta_bias = arena.take<R>(vectors);
-    staging = arena.take<State>(dstate);
+    poles = arena.take<Pole<State>>(vectors * params.dstate);
+    for (R** of_vectors : {&largest_exponents, &D, &delta_bias})
+      *of_vectors = arena.take<R>(vectors);
+    staging = arena.take<State>(params.dstate);
   }
 
   void load(const ScanParams& params, const Lanes& lanes, int64_t vector) const {
     const int64_t dstate = params.dstate;
-    const auto load = [&](const ArrayView& view, State* states) {
-      load_states(view, lanes.channel * view.channel, lanes.count, lanes.channel_stride(view),
-                  dstate, states);
-    };
-    load(params.A, staging);
+    channel_states(params.A, lanes, 0).load(lanes.count, dstate, staging);
     R largest(T(0));
     for (int64_t n = 0; n < dstate; ++n) {
       const Pole<State> pole = make_pole<VectorMath>(staging[n]);
@@ -307,67 +321,32 @@ struct BlockInputs {
       poles[vector * dstate + n] = pole;
     }
     largest_exponents[vector] = largest;
-    if (!params.variable_B) load(params.B, B_constant + vector * dstate);
-    if (!params.variable_C) load(params.C, C_constant + vector * dstate);
+    B.load_constants(params.B, lanes, vector);
+    C.load_constants(params.C, lanes, vector);
     load_channels(params.D, lanes, D[vector]);
     load_channels(params.delta_bias, lanes, delta_bias[vector]);
   }
 
-  void load_B(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
-              int64_t steps_ahead) const {
-    if (!params.variable_B) return;
-    Tile::load(params.B, block, lanes, chunk, params.dstate, steps_ahead, B_tile);
-  }
-  void load_C(const ScanParams& params, const Block& block, const Lanes& lanes, const Chunk& chunk,
-              int64_t steps_ahead) const {
-    if (!params.variable_C) return;
-    Tile::load(params.C, block, lanes, chunk, params.dstate, steps_ahead, C_tile);
-  }
-
   /// Returns whether every Δ·exponent of a chunk is in BoundedVectorMath's range, as in most
   /// chunks. NaN may pass, since it stays NaN without clamps.
-  SELECTIVE_SCAN_HD bool is_bounded(R largest_step, int64_t vector) const {
+  SELECTIVE_SCAN_HD bool is_bounded(const R* delta, int64_t steps, int64_t vector) const {
     if constexpr (kAlwaysClamps<State>) return true;
-    const R largest = largest_step * largest_exponents[vector];
+    const R largest = largest_step(delta, steps) * largest_exponents[vector];
     return all(largest < R(T(MathConstants<T>::kExponentBias - 1)));
   }
 
   /// Sets the members of a sweep that come from these inputs and from a chunk's steps.
-  SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Lanes& lanes,
-                                     const Chunk& chunk, int64_t vector, const R* delta,
-                                     const R* gains, ForwardSweep<State>& sweep) const {
-    sweep.is_bounded = is_bounded(largest_step(delta, chunk.steps), vector);
+  SELECTIVE_SCAN_HD void begin_sweep(const ScanParams& params, const Chunk& chunk, int64_t vector,
+                                     const R* delta, const R* gains,
+                                     ForwardSweep<State>& sweep) const {
+    sweep.is_bounded = is_bounded(delta, chunk.steps, vector);
     sweep.dstate = params.dstate;
     sweep.steps = chunk.steps;
     sweep.delta = delta;
     sweep.gain = gains;
     sweep.poles = poles + vector * params.dstate;
-    sweep.B = B(params, lanes, vector);
-    sweep.C = C(params, lanes, vector);
-  }
-
-  SELECTIVE_SCAN_HD Projection<State> B(const ScanParams& params, const Lanes& lanes,
-                                        int64_t vector) const {
-    return params.variable_B ? variable(params, lanes, B_tile)
-                             : constant(B_constant + vector * params.dstate);
-  }
-  SELECTIVE_SCAN_HD Projection<State> C(const ScanParams& params, const Lanes& lanes,
-                                        int64_t vector) const {
-    return params.variable_C ? variable(params, lanes, C_tile)
-                             : constant(C_constant + vector * params.dstate);
-  }
-
- private:
-  static SELECTIVE_SCAN_HD Projection<State> variable(const ScanParams& params, const Lanes& lanes,
-                                                      const T* tile) {
-    const bool is_shared = lanes.share_projections();
-    const int64_t step_values = Tile::step_values(is_shared);
-    const int64_t state_stride = kStateChunk * step_values;
-    return {tile, params.dstate * state_stride, is_shared, state_stride, step_values};
-  }
-  static SELECTIVE_SCAN_HD Projection<State> constant(const State* states) {
-    return {reinterpret_cast<const T*>(states), R::kWidth, false, kComponents<State> * R::kWidth,
-            0};
+    sweep.B = B.of(chunk.lanes, vector);
+    sweep.C = C.of(chunk.lanes, vector);
   }
 };
 

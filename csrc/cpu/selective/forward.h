@@ -51,12 +51,12 @@ struct ForwardKernel {
       State* states = scratch.states + vector * params.dstate;
       scratch.inputs.load(params, lanes, vector);
       if (lanes.are_segments() || !block.is_first()) {
-        load_rows(boundaries_of<State>(params, block, lanes, 0), lanes, params.dstate, states);
+        boundaries_of<State>(params, lanes, 0).load(lanes.count, params.dstate, states);
       } else {
-        load_channel_states(params.initial_state, block, lanes, params.dstate, states);
+        channel_states(params.initial_state, lanes).load(lanes.count, params.dstate, states);
       }
       if (params.states && !lanes.are_segments() && !block.is_first()) {
-        save_states(params, block, lanes, lanes.count, block.first_step, states);
+        save_states(params, lanes, lanes.count, block.first_step, states);
       }
     }
     if (block.finds_map) scratch.maps.begin(params, block);
@@ -64,13 +64,13 @@ struct ForwardKernel {
       // Any vector serves here: vectors differ only in their channels.
       const Lanes first = lanes_of<R>(block, 0);
       const Chunk chunk = chunk_at(params, first, offset);
-      scratch.inputs.load_B(params, block, first, chunk, kStateChunk);
-      scratch.inputs.load_C(params, block, first, chunk, kStateChunk);
+      scratch.inputs.B.load_chunk(params.B, chunk, kStateChunk);
+      scratch.inputs.C.load_chunk(params.C, chunk, kStateChunk);
       for (int64_t vector = 0; vector < vectors; ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
-        scan_chunk(params, block, lanes, chunk_at(params, lanes, offset), scratch, vector);
+        scan_chunk(params, chunk_at(params, lanes, offset), scratch, vector);
         if (params.states) {
-          save_states(params, block, lanes, inner_lanes(params, lanes, offset + kStateChunk),
+          save_states(params, lanes, inner_lanes(params, lanes, offset + kStateChunk),
                       lanes.first_step + offset + kStateChunk,
                       scratch.states + vector * params.dstate);
         }
@@ -81,31 +81,31 @@ struct ForwardKernel {
     const bool is_end = block.is_last() && !block.segmentation.lanes_are_segments();
     if (!is_end || !params.last_state.present()) return;
     for (int64_t vector = 0; vector < vectors; ++vector) {
-      store_channel_states(params.last_state, block, lanes_of<R>(block, vector), params.dstate,
-                           scratch.states + vector * params.dstate);
+      const Lanes lanes = lanes_of<R>(block, vector);
+      channel_states(params.last_state, lanes)
+          .store(lanes.count, params.dstate, scratch.states + vector * params.dstate);
     }
   }
 
  private:
-  static void scan_chunk(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                         const Chunk& chunk, const Scratch& scratch, int64_t vector) {
+  static void scan_chunk(const ForwardParams& params, const Chunk& chunk, const Scratch& scratch,
+                         int64_t vector) {
     const ForwardSteps<R>& steps = scratch.steps;
-    const R* gains = load_inputs<State>(params, block, lanes, chunk, kStateChunk,
-                                        scratch.inputs.delta_bias[vector], steps.inputs());
+    const R* gains =
+        load_inputs<State>(params, chunk, kStateChunk, scratch.inputs.delta_bias[vector], steps);
     for (int64_t t = 0; t < chunk.steps; ++t) steps.y[t] = R(T(0));
 
     ForwardSweep<State> sweep;
-    scratch.inputs.begin_sweep(params, lanes, chunk, vector, steps.delta, gains, sweep);
+    scratch.inputs.begin_sweep(params, chunk, vector, steps.delta, gains, sweep);
     sweep.states = scratch.states + vector * params.dstate;
     sweep.y = steps.y;
-    if (block.finds_map) {
-      sweep.map =
-          scratch.maps.next(params, vector, steps.delta, chunk.steps, is_last_chunk(lanes, chunk));
+    if (chunk.lanes.block.finds_map) {
+      sweep.map = scratch.maps.next(params, vector, steps.delta, chunk.steps, chunk.is_last());
     }
     Sweeps<State>::of(params).forward(sweep);
 
     if (params.wanted != ForwardWanted::kOutput) return;
-    store_output<State>(params, block, lanes, chunk, scratch.inputs.D[vector], steps);
+    store_output<State>(params, chunk, scratch.inputs.D[vector], steps);
   }
 
   /// Returns the number of lanes whose state `offset` steps after their first step is to be saved.
@@ -119,11 +119,10 @@ struct ForwardKernel {
   }
 
   /// Saves the states before step `step` of the first lane.
-  static void save_states(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                          int64_t count, int64_t step, const State* states) {
+  static void save_states(const ForwardParams& params, const Lanes& lanes, int64_t count,
+                          int64_t step, const State* states) {
     if (count == 0) return;
-    const SavedStates<State> saved(params, block, lanes, step / kStateChunk - 1);
-    store_states(saved.view, saved.offset, count, saved.lane_stride, params.dstate, states);
+    saved_states<State>(params, lanes, step / kStateChunk - 1).store(count, params.dstate, states);
   }
 };
 

@@ -16,6 +16,7 @@ namespace selective_scan::cpu {
 
 /// One vector's lanes.
 struct Lanes {
+  const Block& block;
   int64_t channel = 0;  // of the first lane
   int64_t count = 0;
   int64_t first_step = 0;     // of the first lane
@@ -55,7 +56,7 @@ SELECTIVE_SCAN_HD bool shares_projections(const Block& block) {
 template <class R>
 SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
   const Segmentation& segmentation = block.segmentation;
-  Lanes lanes;
+  Lanes lanes{block};
   lanes.first_step = block.first_step;
   lanes.steps = block.steps;
   if (segmentation.lanes_are_segments()) {
@@ -79,15 +80,23 @@ SELECTIVE_SCAN_HD Lanes lanes_of(const Block& block, int64_t vector) {
 /// The next steps of a vector's lanes. All lanes have `steps` steps, unless the last segment ends
 /// earlier: then `whole_lanes` lanes have `steps`, and the lane after these has `rest`.
 struct Chunk {
+  const Lanes& lanes;
   int64_t first_step = 0;  // of the first lane
   int64_t steps = 0;
   int64_t whole_lanes = 0;
   int64_t rest = 0;
+
+  SELECTIVE_SCAN_HD bool is_ragged() const { return whole_lanes < lanes.count; }
+  /// Return whether the chunk is the first, or the last, of each lane.
+  SELECTIVE_SCAN_HD bool is_first() const { return first_step == lanes.first_step; }
+  SELECTIVE_SCAN_HD bool is_last() const {
+    return first_step + kStateChunk >= lanes.first_step + lanes.steps;
+  }
 };
 
 /// Returns the chunk `offset` steps after each lane's first step.
 SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, int64_t offset) {
-  Chunk chunk;
+  Chunk chunk{lanes};
   chunk.first_step = lanes.first_step + offset;
   chunk.whole_lanes = lanes.count;
   chunk.steps = lesser_of(kStateChunk, lanes.steps - offset);
@@ -100,14 +109,6 @@ SELECTIVE_SCAN_HD Chunk chunk_at(const ScanParams& params, const Lanes& lanes, i
     if (chunk.whole_lanes == 0) chunk.steps = chunk.rest;
   }
   return chunk;
-}
-
-/// Return whether a chunk is the first, or the last, of each lane.
-SELECTIVE_SCAN_HD bool is_first_chunk(const Lanes& lanes, const Chunk& chunk) {
-  return chunk.first_step == lanes.first_step;
-}
-SELECTIVE_SCAN_HD bool is_last_chunk(const Lanes& lanes, const Chunk& chunk) {
-  return chunk.first_step + kStateChunk >= lanes.first_step + lanes.steps;
 }
 
 /// Returns the section (step, lane) of an array with steps; `offset` is the element (batch, channel
@@ -132,29 +133,27 @@ SELECTIVE_SCAN_HD Section next_lane(Section section, int64_t rows) {
 
 /// Loads the steps of all lanes; steps that the last segment lacks become 0.
 template <class R>
-void load_steps(const Section& section, const Lanes& lanes, const Chunk& chunk,
-                typename R::Scalar* tile) {
-  if (chunk.whole_lanes < lanes.count) memset(tile, 0, chunk.steps * sizeof(R));
+void load_steps(const Section& section, const Chunk& chunk, typename R::Scalar* tile) {
+  if (chunk.is_ragged()) memset(tile, 0, chunk.steps * sizeof(R));
   load_tile<R>(section, tile, R::kWidth);
-  if (chunk.whole_lanes < lanes.count && chunk.rest > 0) {
+  if (chunk.is_ragged() && chunk.rest > 0) {
     load_lane<R>(next_lane(section, chunk.rest), tile + chunk.whole_lanes, R::kWidth);
   }
 }
 
 template <class R>
-void store_steps(const Section& section, const Lanes& lanes, const Chunk& chunk,
-                 const typename R::Scalar* tile) {
+void store_steps(const Section& section, const Chunk& chunk, const typename R::Scalar* tile) {
   store_tile<R>(section, tile, R::kWidth);
-  if (chunk.whole_lanes < lanes.count && chunk.rest > 0) {
+  if (chunk.is_ragged() && chunk.rest > 0) {
     store_lane<R>(next_lane(section, chunk.rest), tile + chunk.whole_lanes, R::kWidth);
   }
 }
 
 /// Sets the steps that a segment lacks to 0, so that they have no effect.
 template <class R>
-void clear_steps_beyond(const Lanes& lanes, const Chunk& chunk, R* steps) {
+void clear_steps_beyond(const Chunk& chunk, R* steps) {
   using T = typename R::Scalar;
-  if (chunk.whole_lanes == lanes.count) return;
+  if (!chunk.is_ragged()) return;
   T* tile = reinterpret_cast<T*>(steps);
   for (int64_t t = chunk.rest; t < chunk.steps; ++t) {
     tile[t * R::kWidth + chunk.whole_lanes] = T(0);

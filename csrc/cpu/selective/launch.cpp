@@ -86,11 +86,16 @@ Partition backward_partition(const ScanParams& params) {
   return partition_of(params, round_up(block, kSmallestForwardBlock));
 }
 
-/// Adds the segments that the shape suggests to a partition.
+/// Adds the segments that the shape suggests to a partition, and at least `fewest`, 0 or 1.
 Partition segmented(Partition partition, const ScanParams& params, const Kernels& kernels,
-                    int64_t chain_channels, Arena& arena) {
-  partition.segmentation = segmentation_of(params, partition, kernels.lanes, chain_channels);
-  take_arrays(partition.segmentation, params, arena);
+                    int64_t chain_channels, int64_t fewest, Arena& arena) {
+  Segmentation& segmentation = partition.segmentation;
+  segmentation = segmentation_of(params, partition, kernels.lanes, chain_channels);
+  if (segmentation.count < fewest) {
+    segmentation.steps = round_up(params.seqlen, kStateChunk);
+    segmentation.count = fewest;
+  }
+  take_arrays(segmentation, params, arena);
   return partition;
 }
 
@@ -110,10 +115,10 @@ struct ScanPlan {
 
   /// Cuts `whole` into segments if chains of `chain_channels` channels would leave threads idle.
   ScanPlan(const ScanParams& params, const Partition& whole, int64_t chain_channels,
-           void* workspace, const ThreadPool& pool)
+           void* workspace, const ThreadPool& pool, int64_t fewest_segments = 0)
       : kernels(kernels_for(params)),
         arena{static_cast<char*>(workspace)},
-        partition(segmented(whole, params, kernels, chain_channels, arena)),
+        partition(segmented(whole, params, kernels, chain_channels, fewest_segments, arena)),
         runs(params, partition, pool),
         workers(workers_for(params, partition.chains() * runs.parts, pool)) {}
 };
@@ -140,35 +145,13 @@ struct BackwardPlan : ScanPlan {
 };
 
 /// The plan for computing maps alone, of at least one segment.
-struct MapPlan {
-  const Kernels& kernels;
-  Arena arena;
-  Partition partition;
-  int64_t workers;
+struct MapPlan : ScanPlan {
   WorkerScratch scratch;
 
   MapPlan(const ScanParams& params, void* workspace, const ThreadPool& pool)
-      : kernels(kernels_for(params)),
-        arena{static_cast<char*>(workspace)},
-        partition(in_one_segment_at_least(params, arena, pool)),
-        workers(workers_for(params, tasks(), pool)),
+      : ScanPlan(params, forward_partition(params, pool), kSmallestForwardBlock, workspace, pool,
+                 1),
         scratch(arena, workers, map_scratch_bytes(params, partition, kernels)) {}
-
-  int64_t tasks() const { return partition.chains() * partition.segmentation.parts(); }
-
- private:
-  Partition in_one_segment_at_least(const ScanParams& params, Arena& arena,
-                                    const ThreadPool& pool) const {
-    Partition partition = forward_partition(params, pool);
-    Segmentation& segmentation = partition.segmentation;
-    segmentation = segmentation_of(params, partition, kernels.lanes, kSmallestForwardBlock);
-    if (!segmentation.present()) {
-      segmentation.steps = round_up(params.seqlen, kStateChunk);
-      segmentation.count = 1;
-    }
-    take_arrays(segmentation, params, arena);
-    return partition;
-  }
 };
 
 /// A kernel that computes the affine maps of a block's segments.
@@ -258,7 +241,7 @@ class Pass {
 };
 
 int64_t bytes_of_forward(const ForwardParams& call, const ThreadPool& pool) {
-  if (call.wanted == ForwardWanted::kMapAlone) return MapPlan(call, nullptr, pool).arena.bytes;
+  if (wants_summary_alone(call)) return MapPlan(call, nullptr, pool).arena.bytes;
   return ForwardPlan(call, nullptr, pool).arena.bytes;
 }
 int64_t bytes_of_backward(const BackwardParams& call, const ThreadPool& pool) {
@@ -298,38 +281,30 @@ struct BackwardSums {
   }
 };
 
-/// Computes and joins the maps of segments, then calls finish(segmentation, batch, channel).
-template <class Params, class Finish>
-void find_map(const Params& params, void* workspace, const ThreadPool& pool, Maps<Params> maps,
-              const Finish& finish) {
+/// Computes and joins the maps of segments and, in a forward pass, stores their common factor.
+template <class Params>
+void find_map(const Params& params, void* workspace, const ThreadPool& pool, Maps<Params> maps) {
   const MapPlan plan(params, workspace, pool);
   const Partition& partition = plan.partition;
   const Segmentation& segmentation = partition.segmentation;
-  run_tasks(plan.tasks(), plan.workers, pool, [&](int64_t task, int64_t worker) {
+  const int64_t tasks = partition.chains() * plan.runs.parts;
+  run_tasks(tasks, plan.workers, pool, [&](int64_t task, int64_t worker) {
     const Block block = partition.block(task % partition.chains(), task / partition.chains());
     maps(params, block, plan.scratch.of(worker));
   });
   run_tasks(params.batch * params.dim, plan.workers, pool, [&](int64_t row, int64_t) {
     const int64_t batch = row / params.dim, channel = row % params.dim;
     join_segments(params, segmentation, batch, channel, 0, segmentation.count);
-    finish(segmentation, batch, channel);
+    if constexpr (std::is_same_v<Params, ForwardParams>) {
+      store_map_factor(params, segmentation, batch, channel);
+    }
   });
 }
 
-void find_forward_map(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
-  find_map(params, workspace, pool, kernels_for(params).forward_maps_alone,
-           [&](const Segmentation& segmentation, int64_t batch, int64_t channel) {
-             store_map_factor(params, segmentation, batch, channel);
-           });
-}
-
-void find_state_gradient(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
-  find_map(params, workspace, pool, kernels_for(params).backward_maps_alone,
-           [](const Segmentation&, int64_t, int64_t) {});
-}
-
 void forward_call(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
-  if (params.wanted == ForwardWanted::kMapAlone) return find_forward_map(params, workspace, pool);
+  if (wants_summary_alone(params)) {
+    return find_map(params, workspace, pool, kernels_for(params).forward_maps_alone);
+  }
   const ForwardPlan plan(params, workspace, pool);
   const auto scan = [&](const Block& block, void* scratch) {
     plan.kernels.forward(params, block, scratch);
@@ -359,9 +334,8 @@ int64_t workspace_bytes(const ForwardParams& params, const ThreadPool& pool) {
 }
 
 int64_t workspace_bytes(const BackwardParams& params, const ThreadPool& pool) {
-  return params.wanted == BackwardWanted::kStateAlone
-             ? MapPlan(params, nullptr, pool).arena.bytes
-             : BackwardSums(params, nullptr, pool).arena.bytes;
+  return wants_summary_alone(params) ? MapPlan(params, nullptr, pool).arena.bytes
+                                     : BackwardSums(params, nullptr, pool).arena.bytes;
 }
 
 void launch(const ForwardParams& params, void* workspace, const ThreadPool& pool) {
@@ -375,8 +349,8 @@ void launch(const ForwardParams& params, void* workspace, const ThreadPool& pool
 }
 
 void launch(const BackwardParams& params, void* workspace, const ThreadPool& pool) {
-  if (params.wanted == BackwardWanted::kStateAlone) {
-    return find_state_gradient(params, workspace, pool);
+  if (wants_summary_alone(params)) {
+    return find_map(params, workspace, pool, kernels_for(params).backward_maps_alone);
   }
   const BackwardSums sums(params, workspace, pool);
   sums.calls.run(

@@ -33,23 +33,15 @@ struct MapScratch {
   BlockMaps<State> maps;
   State* chunk_offsets;  // (state)
   State* chunk_factors;
-  R* delta;  // (step)
-  R* u;
-  R* gains;
-  R* z;
-  R* gate;
-  R* dout;
-  R* dy;
+  BackwardSteps<R> steps;  // those that the pass needs
 
   SELECTIVE_SCAN_HD MapScratch(const ScanParams& params, const Block& block, void* base)
-      : arena{static_cast<char*>(base)}, inputs(arena, params, block), maps(arena, params, block) {
-    for (State** states : {&chunk_offsets, &chunk_factors}) {
-      *states = arena.take<State>(params.dstate);
-    }
-    for (R** steps : {&delta, &u, &gains, &z, &gate, &dout, &dy}) {
-      *steps = arena.take<R>(kStateChunk);
-    }
-  }
+      : arena{static_cast<char*>(base)},
+        inputs(arena, params, block),
+        maps(arena, params, block),
+        chunk_offsets(arena.take<State>(params.dstate)),
+        chunk_factors(arena.take<State>(params.dstate)),
+        steps(arena) {}
 
   void begin(const ScanParams& params, const Block& block) const {
     for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
@@ -76,16 +68,12 @@ struct MapScratch {
     return false;
   }
 
-  bool is_bounded(const Chunk& chunk, int64_t vector) const {
-    return inputs.is_bounded(largest_step(delta, chunk.steps), vector);
-  }
-
-  StateMap<State> begin_chunk(const ScanParams& params, int64_t steps) const {
+  StateMap<State> begin_chunk(const ScanParams& params, int64_t count) const {
     for (int64_t n = 0; n < params.dstate; ++n) {
       chunk_offsets[n] = State{};
       chunk_factors[n] = one<State>();
     }
-    return {chunk_offsets, chunk_factors, span_of(delta, steps), true};
+    return {chunk_offsets, chunk_factors, span_of(steps.delta, count), true};
   }
 
   /// Joins the map of a chunk to the map of all steps between the chunk and the segment's end (on
@@ -124,11 +112,11 @@ struct SegmentMaps {
       for (int64_t vector = 0; vector < num_vectors<R>(block); ++vector) {
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
-        const bool is_edge =
-            kGoesBack<Params> ? is_first_chunk(lanes, chunk) : is_last_chunk(lanes, chunk);
-        sweep(params, lanes, chunk, scratch, vector, input,
-              scratch.maps.next(params, vector, scratch.delta, chunk.steps, is_edge), nullptr);
+        const R* input = load_steps_of(params, chunk, kStepsAhead, scratch, vector);
+        const bool is_edge = kGoesBack<Params> ? chunk.is_first() : chunk.is_last();
+        sweep(params, chunk, scratch, vector, input,
+              scratch.maps.next(params, vector, scratch.steps.delta, chunk.steps, is_edge),
+              nullptr);
       }
     });
     scratch.maps.store(params, block, kGoesBack<Params>);
@@ -150,9 +138,8 @@ struct SegmentMaps {
         any_remembers = true;
         const Lanes lanes = lanes_of<R>(block, vector);
         const Chunk chunk = chunk_at(params, lanes, offset);
-        const R* input = load_steps_of(params, block, lanes, chunk, kStepsAhead, scratch, vector);
-        sweep(params, lanes, chunk, scratch, vector, input,
-              scratch.begin_chunk(params, chunk.steps),
+        const R* input = load_steps_of(params, chunk, kStepsAhead, scratch, vector);
+        sweep(params, chunk, scratch, vector, input, scratch.begin_chunk(params, chunk.steps),
               scratch.maps.factors + vector * params.dstate);
         scratch.join_chunk(params, vector, kGoesBack<Params>);
       }
@@ -173,46 +160,42 @@ struct SegmentMaps {
     }
   }
 
-  static void load_projection(const ForwardParams& params, const Block& block, int64_t offset,
-                              int64_t steps_ahead, const Scratch& scratch) {
-    const Lanes first = lanes_of<R>(block, 0);
-    scratch.inputs.load_B(params, block, first, chunk_at(params, first, offset), steps_ahead);
+  template <class Params>
+  static const BlockProjection<State>& projection_of(const Scratch& scratch) {
+    return kGoesBack<Params> ? scratch.inputs.C : scratch.inputs.B;
   }
-  static void load_projection(const BackwardParams& params, const Block& block, int64_t offset,
+  template <class Params>
+  static void load_projection(const Params& params, const Block& block, int64_t offset,
                               int64_t steps_ahead, const Scratch& scratch) {
     const Lanes first = lanes_of<R>(block, 0);
-    scratch.inputs.load_C(params, block, first, chunk_at(params, first, offset), steps_ahead);
+    projection_of<Params>(scratch).load_chunk(kGoesBack<Params> ? params.C : params.B,
+                                              chunk_at(params, first, offset), steps_ahead);
   }
 
   /// Loads a chunk and returns the input of its sweep.
-  static const R* load_steps_of(const ForwardParams& params, const Block& block, const Lanes& lanes,
-                                const Chunk& chunk, int64_t steps_ahead, const Scratch& scratch,
-                                int64_t vector) {
-    return load_inputs<State>(
-        params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-        InputSteps<R>::of_forward(scratch.delta, scratch.u, scratch.gains, scratch.dy));
+  static const R* load_steps_of(const ForwardParams& params, const Chunk& chunk,
+                                int64_t steps_ahead, const Scratch& scratch, int64_t vector) {
+    return load_inputs<State>(params, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
+                              scratch.steps);
   }
-  static const R* load_steps_of(const BackwardParams& params, const Block& block,
-                                const Lanes& lanes, const Chunk& chunk, int64_t steps_ahead,
-                                const Scratch& scratch, int64_t vector) {
-    load_step_sizes(params, block, lanes, chunk, steps_ahead, scratch.inputs.delta_bias[vector],
-                    scratch.delta, scratch.dy, scratch.delta);
-    load_output_gradient(params, block, lanes, chunk, steps_ahead, scratch.dout, scratch.z,
-                         scratch.gate, scratch.dy);
-    return scratch.dy;
+  static const R* load_steps_of(const BackwardParams& params, const Chunk& chunk,
+                                int64_t steps_ahead, const Scratch& scratch, int64_t vector) {
+    load_step_sizes(params, chunk, steps_ahead, scratch.inputs.delta_bias[vector], scratch.steps,
+                    [](int64_t, R) {});
+    load_output_gradient(params, chunk, steps_ahead, scratch.steps);
+    return scratch.steps.dy;
   }
 
   template <class Params>
-  static void sweep(const Params& params, const Lanes& lanes, const Chunk& chunk,
-                    const Scratch& scratch, int64_t vector, const R* input,
-                    const StateMap<State>& map, const State* weights) {
+  static void sweep(const Params& params, const Chunk& chunk, const Scratch& scratch,
+                    int64_t vector, const R* input, const StateMap<State>& map,
+                    const State* weights) {
     const BlockInputs<State>& inputs = scratch.inputs;
-    const auto projection =
-        kGoesBack<Params> ? inputs.C(params, lanes, vector) : inputs.B(params, lanes, vector);
     const Sweeps<State>& sweeps = Sweeps<State>::of(params);
     const auto run = kGoesBack<Params> ? sweeps.backward_map : sweeps.forward_map;
-    run({scratch.is_bounded(chunk, vector), params.dstate, chunk.steps, scratch.delta, input,
-         inputs.poles + vector * params.dstate, projection, map, weights});
+    run({inputs.is_bounded(scratch.steps.delta, chunk.steps, vector), params.dstate, chunk.steps,
+         scratch.steps.delta, input, inputs.poles + vector * params.dstate,
+         projection_of<Params>(scratch).of(chunk.lanes, vector), map, weights});
   }
 };
 

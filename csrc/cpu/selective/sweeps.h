@@ -39,9 +39,9 @@ struct Projection {
 /// The destination of the gradient of B or C.
 template <class State>
 struct ProjectionGradient {
-  scalar_t<State>* tile = nullptr;          // if variable, else null
-  bool is_shared = false;                   // by the lanes, whose products are then summed
-  CompensatedState<State>* sums = nullptr;  // (state), if constant
+  scalar_t<State>* tile = nullptr;        // if variable, else null
+  bool is_shared = false;                 // by the lanes, whose products are then summed
+  CompensatedSum<State>* sums = nullptr;  // (state), if constant
 };
 
 /// The affine map of a segment's steps so far (segments.h), for each state; null if none is wanted.
@@ -88,7 +88,7 @@ struct BackwardSweep : ForwardSweep<State> {
   R* dgain;     // (step): added to, like ddelta, which excludes the part through the gain
   R* ddelta;
   State* carry;  // (state): the gradient of the states after the chunk, then of those before it
-  CompensatedState<State>* dA;  // (state)
+  CompensatedSum<State>* dA;  // (state)
   ProjectionGradient<State> dB;
   ProjectionGradient<State> dC;
   KeptSteps<State> kept;

@@ -207,11 +207,7 @@ struct TileMover {
       }
       return;
     }
-    int64_t row = 0;
-    if (section.row_stride == 1 || section.row_stride == -1) {
-      row = section.lanes == kWidth ? load_columns(section, tile, pitch, WholeVector{})
-                                    : load_columns(section, tile, pitch, section.lanes);
-    }
+    int64_t row = move_columns(section, tile, pitch);
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < kWidth; ++lane) {
         tile[row * pitch + lane] =
@@ -230,11 +226,7 @@ struct TileMover {
       }
       return;
     }
-    int64_t row = 0;
-    if (section.row_stride == 1 || section.row_stride == -1) {
-      row = section.lanes == kWidth ? store_columns(section, tile, pitch, WholeVector{})
-                                    : store_columns(section, tile, pitch, section.lanes);
-    }
+    int64_t row = move_columns(section, tile, pitch);
     for (; row < section.rows; ++row) {
       for (int64_t lane = 0; lane < section.lanes; ++lane) {
         target[row * section.row_stride + lane * section.lane_stride] =
@@ -297,40 +289,33 @@ struct TileMover {
     (store(pairs[kIndices], int64_t{2 * kIndices}), ...);
   }
 
-  /// Move sections whose rows are adjacent in memory, as many rows at a time as a vector of a
-  /// lane's elements holds, and return the number of rows moved. Narrow elements are transposed as
-  /// pairs, which takes half the shuffles.
-  template <class Lanes>
-  static SELECTIVE_SCAN_HD int64_t load_columns(const Section& section, T* tile, int64_t pitch,
-                                                Lanes lanes) {
-    int64_t row = 0;
-    if constexpr (Convert::kPairs) {
-      for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
-        load_block<true>(section, row, tile, pitch, lanes);
-      }
-    }
-    for (; row + kWidth <= section.rows; row += kWidth) {
-      load_block<false>(section, row, tile, pitch, lanes);
-    }
-    return row;
+  /// Moves rows that are adjacent in memory, as many at a time as a vector of a lane's elements
+  /// holds, and returns the number of rows moved. Narrow elements are transposed as pairs, which
+  /// takes half the shuffles. These functions load into a tile, and store from a constant one.
+  template <class Number>
+  static SELECTIVE_SCAN_HD int64_t move_columns(const Section& section, Number* tile,
+                                                int64_t pitch) {
+    if (section.row_stride != 1 && section.row_stride != -1) return 0;
+    return section.lanes == kWidth ? move_blocks(section, tile, pitch, WholeVector{})
+                                   : move_blocks(section, tile, pitch, section.lanes);
   }
-  template <class Lanes>
-  static SELECTIVE_SCAN_HD int64_t store_columns(const Section& section, const T* tile,
-                                                 int64_t pitch, Lanes lanes) {
+  template <class Number, class Lanes>
+  static SELECTIVE_SCAN_HD int64_t move_blocks(const Section& section, Number* tile, int64_t pitch,
+                                               Lanes lanes) {
     int64_t row = 0;
     if constexpr (Convert::kPairs) {
       for (; row + 2 * kWidth <= section.rows; row += 2 * kWidth) {
-        store_block<true>(section, row, tile, pitch, lanes);
+        move_block<true>(section, row, tile, pitch, lanes);
       }
     }
     for (; row + kWidth <= section.rows; row += kWidth) {
-      store_block<false>(section, row, tile, pitch, lanes);
+      move_block<false>(section, row, tile, pitch, lanes);
     }
     return row;
   }
 
   template <bool kPairs, class Lanes>
-  static SELECTIVE_SCAN_HD void load_block(const Section& section, int64_t row, T* tile,
+  static SELECTIVE_SCAN_HD void move_block(const Section& section, int64_t row, T* tile,
                                            int64_t pitch, Lanes lanes) {
     const Rows rows(section, row, kPairs ? 2 * kWidth : kWidth, pitch);
     const Element* block = static_cast<const Element*>(section.data) + rows.element;
@@ -357,8 +342,8 @@ struct TileMover {
     }
   }
   template <bool kPairs, class Lanes>
-  static SELECTIVE_SCAN_HD void store_block(const Section& section, int64_t row, const T* tile,
-                                            int64_t pitch, Lanes lanes) {
+  static SELECTIVE_SCAN_HD void move_block(const Section& section, int64_t row, const T* tile,
+                                           int64_t pitch, Lanes lanes) {
     const Rows rows(section, row, kPairs ? 2 * kWidth : kWidth, pitch);
     Element* block = static_cast<Element*>(section.data) + rows.element;
     const int64_t ahead = bytes_ahead(section);
@@ -402,8 +387,7 @@ SELECTIVE_SCAN_HD Section lanes_from(Section section, int64_t first) {
 /// Loads a section of any number of lanes. The tile's rows hold the lanes padded to whole vectors.
 template <class R>
 void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) {
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
       TileMover<R, Element>::load(lanes_from<R>(section, first), tile + first, pitch);
     }
@@ -412,8 +396,7 @@ void load_tile(const Section& section, typename R::Scalar* tile, int64_t pitch) 
 
 template <class R>
 void store_tile(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     for (int64_t first = 0; first < section.lanes; first += R::kWidth) {
       TileMover<R, Element>::store(lanes_from<R>(section, first), tile + first, pitch);
     }
@@ -425,8 +408,7 @@ void store_tile(const Section& section, const typename R::Scalar* tile, int64_t 
 template <class R>
 void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) {
   if (section.lane_stride != 1) return load_tile<R>(section, tile, pitch);
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
     for (int64_t row = 0; row < section.rows; ++row) {
       const Element* source = static_cast<const Element*>(section.data) + row * section.row_stride;
@@ -441,8 +423,7 @@ void load_rows(const Section& section, typename R::Scalar* tile, int64_t pitch) 
 template <class R>
 void store_rows(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
   if (section.lane_stride != 1) return store_tile<R>(section, tile, pitch);
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     const int64_t ahead = section.rows_ahead * section.row_stride * int64_t{sizeof(Element)};
     for (int64_t row = 0; row < section.rows; ++row) {
       Element* target = static_cast<Element*>(section.data) + row * section.row_stride;
@@ -458,8 +439,7 @@ void store_rows(const Section& section, const typename R::Scalar* tile, int64_t 
 /// Move a section of a single lane, and leave the tile's other lanes unchanged.
 template <class R>
 void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) {
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     const Element* source = static_cast<const Element*>(section.data);
     for (int64_t row = 0; row < section.rows; ++row) {
       tile[row * pitch] = from_element<typename R::Scalar>(source[row * section.row_stride]);
@@ -469,8 +449,7 @@ void load_lane(const Section& section, typename R::Scalar* tile, int64_t pitch) 
 
 template <class R>
 void store_lane(const Section& section, const typename R::Scalar* tile, int64_t pitch) {
-  visit_dtype(section.dtype, [&](auto* element) {
-    using Element = std::remove_pointer_t<decltype(element)>;
+  visit_dtype(section.dtype, [&]<class Element>(Element*) {
     Element* target = static_cast<Element*>(section.data);
     for (int64_t row = 0; row < section.rows; ++row) {
       target[row * section.row_stride] = to_element<Element>(tile[row * pitch]);

@@ -53,14 +53,6 @@ using native_t = typename NativeVector<E, W>::type;
 template <class T>
 using bits_t = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
-/// The result of a comparison, lane by lane.
-template <class T, class Capability>
-struct Mask;
-
-/// The lanes' bits as integers, for work on exponents.
-template <class T, class Capability>
-struct Bits;
-
 template <class T, class Capability>
 struct Vec {
   using Scalar = T;
@@ -89,6 +81,7 @@ struct Vec {
   SELECTIVE_SCAN_HD void set_lane(int i, T value) { native[i] = value; }
 };
 
+/// The result of a comparison, lane by lane.
 template <class T, class K>
 struct Mask {
   static constexpr int kWidth = Vec<T, K>::kWidth;
@@ -96,6 +89,7 @@ struct Mask {
   Native native;
 };
 
+/// The lanes' bits as integers, for work on exponents.
 template <class T, class K>
 struct Bits {
   using Native = native_t<bits_t<T>, Vec<T, K>::kWidth>;
