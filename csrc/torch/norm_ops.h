@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "../core/norm_params.h"
 #include "backend.h"
@@ -13,42 +14,58 @@
 
 namespace selective_scan::op {
 
-/// The tensor of a call whose shape the others must match.
-struct NormRows {
-  const char* name;
-  const Tensor& tensor;
+/// A call while its parameters are filled in. Its arithmetic is fp64 if any array is.
+template <class Backend, class Params>
+struct NormCall {
+  const char* name;    // of rows
+  const Tensor& rows;  // whose shape the others must match
+  Tensor scales;       // the weight, contiguous
+  std::vector<Tensor> copies;
+  Params params;
 
-  int64_t channels() const { return tensor.size(tensor.dim() - 1); }
-
-  /// Returns a contiguous tensor of the same sizes.
-  Tensor allocate(ScalarType dtype) const { return op::allocate(tensor, tensor.sizes(), dtype); }
-
-  /// Returns a view of contiguous rows that are evenly spaced. Other layouts are copied; `owner`
-  /// keeps the copy.
-  ArrayView view(const char* own_name, const Tensor& given, Tensor& owner) const {
-    if (&given != &tensor) check_shape_of(own_name, given, name, tensor);
-    check_dtype(own_name, given, kRealDtypes);
-    owner = given;
-    std::optional<int64_t> stride = row_stride(owner);
-    if (!stride) {
-      owner = as_contiguous(owner);
-      stride = channels();
+  NormCall(const char* name, const Tensor& rows, const Tensor& weight, double eps)
+      : name(name), rows(rows) {
+    if (rows.dim() == 0) fail(name, " must be (..., channels), got ()");
+    const int64_t channels = rows.size(rows.dim() - 1);
+    check_beside("weight", weight, name, rows, kRealDtypes, {{"channels", channels}});
+    if (Backend::kMostChannels > 0 && channels > Backend::kMostChannels) {
+      fail(name, " must have at most ", Backend::kMostChannels, " channels, got ", channels);
     }
-    ArrayView view = view_of(owner);
-    view.batch = *stride;
-    return view;
-  }
-  ArrayView view(const char* own_name, const OptionalTensor& given, Tensor& owner) const {
-    return given ? view(own_name, *given, owner) : ArrayView{};
-  }
-  /// Returns a view of a tensor from allocate().
-  ArrayView view(const Tensor& made) const {
-    ArrayView view = made.defined() ? view_of(made) : ArrayView{};
-    view.batch = channels();
-    return view;
+    params.channels = channels;
+    params.rows = channels == 0 ? 0 : rows.numel() / channels;
+    params.eps = eps;
+    scales = as_contiguous(weight);
+    set_view(params.weight, scales, 0);
   }
 
- private:
+  /// Views contiguous rows that are evenly spaced. Other layouts are copied.
+  void take(ArrayView& view, const char* own_name, const Tensor& given) {
+    if (&given != &rows) check_shape_of(own_name, given, name, rows);
+    check_dtype(own_name, given, kRealDtypes);
+    if (const std::optional<int64_t> stride = row_stride(given)) {
+      set_view(view, given, *stride);
+    } else {
+      copies.push_back(as_contiguous(given));
+      set_view(view, copies.back(), params.channels);
+    }
+  }
+  void take(ArrayView& view, const char* own_name, const OptionalTensor& given) {
+    if (given) take(view, own_name, *given);
+  }
+  /// Returns and views new contiguous rows, or an undefined tensor if there is no dtype.
+  Tensor make(ArrayView& view, std::optional<ScalarType> dtype) {
+    if (!dtype) return Tensor();
+    const Tensor made = allocate(rows, rows.sizes(), *dtype);
+    set_view(view, made, params.channels);
+    return made;
+  }
+  void set_view(ArrayView& view, const Tensor& tensor, int64_t row_stride) {
+    view = view_of(tensor);
+    view.batch = row_stride;
+    view.channel = 1;
+    params.is_double = params.is_double || view.dtype == DType::kFloat64;
+  }
+
   static std::optional<int64_t> row_stride(const Tensor& tensor) {
     const int64_t last = tensor.dim() - 1;
     if (tensor.stride(last) != 1 && tensor.size(last) > 1) return std::nullopt;
@@ -67,48 +84,17 @@ struct NormRows {
   }
 };
 
-template <class Backend>
-void check_norm(const NormRows& rows, const Tensor& weight) {
-  if (rows.tensor.dim() == 0) fail(rows.name, " must be (..., channels), got ()");
-  const int64_t channels = rows.channels();
-  check_beside("weight", weight, rows.name, rows.tensor, kRealDtypes, {{"channels", channels}});
-  if (Backend::kMostChannels > 0 && channels > Backend::kMostChannels) {
-    fail(rows.name, " must have at most ", Backend::kMostChannels, " channels, got ", channels);
-  }
-}
-
-/// Sets the arithmetic to fp64 if any array is fp64.
-template <class... Views>
-void set_arithmetic(NormParams& params, const Views&... views) {
-  params.is_double = ((views.present() && views.dtype == DType::kFloat64) || ...);
-}
-
-inline void set_sizes(NormParams& params, const NormRows& rows, double eps) {
-  params.channels = rows.channels();
-  params.rows = params.channels == 0 ? 0 : rows.tensor.numel() / params.channels;
-  params.eps = eps;
-}
-
 /// Returns the normed rows and, if total_dtype is given, the sum of hidden and residual.
 template <class Backend>
 std::tuple<Tensor, Tensor> add_rms_norm_fwd(const Tensor& hidden, const OptionalTensor& residual,
                                             const Tensor& weight, double eps, ScalarType dtype,
                                             std::optional<ScalarType> total_dtype) {
-  const NormRows rows{"hidden", hidden};
-  check_norm<Backend>(rows, weight);
-  Tensor owners[2];
-  NormForwardParams params;
-  set_sizes(params, rows, eps);
-  params.hidden = rows.view("hidden", hidden, owners[0]);
-  params.residual = rows.view("residual", residual, owners[1]);
-  const Tensor scales = as_contiguous(weight);
-  params.weight = channel_view(scales);
-  const Tensor normed = rows.allocate(dtype);
-  const Tensor total = total_dtype ? rows.allocate(*total_dtype) : Tensor();
-  params.normed = rows.view(normed);
-  params.total = rows.view(total);
-  set_arithmetic(params, params.hidden, params.residual, params.weight, params.normed,
-                 params.total);
+  NormCall<Backend, NormForwardParams> call("hidden", hidden, weight, eps);
+  NormForwardParams& params = call.params;
+  call.take(params.hidden, "hidden", hidden);
+  call.take(params.residual, "residual", residual);
+  const Tensor normed = call.make(params.normed, dtype);
+  const Tensor total = call.make(params.total, total_dtype);
   if (params.rows > 0) launch_with_workspace(Backend(hidden), hidden, params);
   return {normed, total};
 }
@@ -120,24 +106,15 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(
     const Tensor& dnormed, const OptionalTensor& dtotal, const Tensor& total, const Tensor& weight,
     double eps, std::optional<ScalarType> hidden_dtype, std::optional<ScalarType> residual_dtype,
     bool needs_weight) {
-  const NormRows rows{"total", total};
-  check_norm<Backend>(rows, weight);
-  Tensor owners[3];
-  NormBackwardParams params;
-  set_sizes(params, rows, eps);
-  params.total = rows.view("total", total, owners[0]);
-  params.dnormed = rows.view("dnormed", dnormed, owners[1]);
-  params.dtotal = rows.view("dtotal", dtotal, owners[2]);
-  const Tensor scales = as_contiguous(weight);
-  params.weight = channel_view(scales);
-  const Tensor dhidden = hidden_dtype ? rows.allocate(*hidden_dtype) : Tensor();
-  const Tensor dresidual = residual_dtype ? rows.allocate(*residual_dtype) : Tensor();
-  const Tensor dweight = needs_weight ? allocate_like(scales) : Tensor();
-  params.dhidden = rows.view(dhidden);
-  params.dresidual = rows.view(dresidual);
-  params.dweight = needs_weight ? channel_view(dweight) : ArrayView{};
-  set_arithmetic(params, params.total, params.dnormed, params.dtotal, params.weight, params.dhidden,
-                 params.dresidual, params.dweight);
+  NormCall<Backend, NormBackwardParams> call("total", total, weight, eps);
+  NormBackwardParams& params = call.params;
+  call.take(params.total, "total", total);
+  call.take(params.dnormed, "dnormed", dnormed);
+  call.take(params.dtotal, "dtotal", dtotal);
+  const Tensor dhidden = call.make(params.dhidden, hidden_dtype);
+  const Tensor dresidual = call.make(params.dresidual, residual_dtype);
+  const Tensor dweight = needs_weight ? allocate_like(call.scales) : Tensor();
+  if (needs_weight) call.set_view(params.dweight, dweight, 0);
   launch_with_workspace(Backend(total), total, params);
   return {dhidden, dresidual, dweight};
 }
