@@ -3,7 +3,6 @@
 #pragma once
 
 #include <tuple>
-#include <vector>
 
 #include "scan_ops.h"
 

@@ -3,12 +3,45 @@
 #include <array>
 
 #include "checked_call.h"
-#include "dispatcher.h"
-#include "layer_views.h"
 #include "ranks.h"
 
 namespace selective_scan::op {
 namespace {
+
+// --- views ------------------------------------------------------------------------------------
+
+/// Views `count` channels, from `first` on, of rows (batch, seqlen, channels) as (batch, count,
+/// seqlen).
+Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
+  return view_as(rows, {rows.size(0), count, rows.size(1)},
+                 {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
+}
+Tensor channels_of(const Tensor& rows) {
+  return channels_of(rows, 0, rows.size(2));
+}
+
+/// Views `count` columns, from `first` on, of contiguous rows as a matrix with batch and time in
+/// one dimension.
+Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
+  const int64_t channels = rows.size(2);
+  return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
+}
+Tensor matrix_of(const Tensor& rows) {
+  return matrix_of(rows, 0, rows.size(2));
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+}
+
+/// Views (dim, 1, width) as (dim, width).
+Tensor taps_of(const Tensor& weight) {
+  return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
+}
+
+ScalarType at_least_single(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
 
 // --- arguments --------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@
 #include "conv_ops.h"
 #include "cross_scan.h"
 #include "diagonal_ops.h"
-#include "dispatcher.h"
 #include "joined_text.h"
 #include "mamba_inner.h"
 #include "norm_ops.h"
@@ -19,12 +18,19 @@
 #include "scan_ops.h"
 #include "state_slots.h"
 #include "step_ops.h"
-#include "thread_pool.h"
 #include "unitary_ops.h"
 #include "update_ops.h"
 
 namespace selective_scan::op {
 namespace {
+
+cpu::ThreadPool torch_thread_pool() {
+  const auto parallel_for = [](int64_t count, void (*task)(int64_t, int64_t, void*),
+                               void* context) {
+    TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, /*grain_size=*/1, task, context));
+  };
+  return {parallel_for, static_cast<int>(torch::stable::get_num_threads())};
+}
 
 /// Runs on PyTorch's threads, and reads the values that it must check.
 struct CpuBackend {

@@ -1,6 +1,9 @@
 // The CUDA backend of the ops whose schemas ops_cpu.cpp registers.
 
+#include <cuda_runtime_api.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
 
 #include <algorithm>
 
@@ -8,7 +11,6 @@
 #include "build_info.h"
 #include "conv_ops.h"
 #include "cross_scan.h"
-#include "cuda_stream.h"
 #include "diagonal_ops.h"
 #include "joined_text.h"
 #include "mamba_inner.h"
@@ -22,6 +24,23 @@
 
 namespace selective_scan::op {
 namespace {
+
+/// Makes the device of a tensor current and gives PyTorch's current stream on it.
+class CudaStream {
+ public:
+  explicit CudaStream(const Tensor& tensor) : device_(tensor.get_device_index()), guard_(device_) {
+    void* current = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_, &current));
+    stream_ = static_cast<cudaStream_t>(current);
+  }
+
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  int32_t device_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_ = nullptr;
+};
 
 /// Runs on the device of a tensor, on its current stream.
 struct CudaBackend {

@@ -11,15 +11,10 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <array>
-#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include "../core/matrix_params.h"
 #include "../core/state_exchange.h"

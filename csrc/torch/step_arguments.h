@@ -7,7 +7,6 @@
 
 #include "../core/step_params.h"
 #include "argument_tables.h"
-#include "packed_sequences.h"
 #include "scan_arguments.h"
 #include "tensor_views.h"
 

@@ -5,7 +5,6 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <initializer_list>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>

@@ -1,4 +1,5 @@
-// Tensor utilities of the ops besides checks: component types, views, and allocation.
+// Tensor utilities of the ops besides checks: component types, views, allocation, and calls of
+// PyTorch's ops.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -12,7 +13,6 @@
 #include "../core/element.h"
 #include "../core/params.h"
 #include "allocation.h"
-#include "dispatcher.h"
 #include "huge_pages.h"
 
 namespace selective_scan::op {
@@ -169,6 +169,16 @@ inline Tensor allocate_like(const Tensor& tensor) {
 /// Returns an undefined tensor if there is no `tensor`.
 inline Tensor allocate_like(const OptionalTensor& tensor) {
   return tensor ? allocate_like(*tensor) : Tensor();
+}
+
+/// Calls an op that returns one tensor, by PyTorch's dispatcher. Every argument must be passed,
+/// defaults included.
+template <class... Arguments>
+Tensor call(const char* op, const char* overload, const Arguments&... arguments) {
+  using torch::stable::detail::from, torch::stable::detail::to;
+  std::array<StableIValue, sizeof...(Arguments)> stack{from(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(op, overload, stack.data(), TORCH_ABI_VERSION));
+  return to<Tensor>(stack[0]);
 }
 
 /// Does the same as torch.empty_like with a dtype, an argument that torch::stable's function lacks.

@@ -11,8 +11,6 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -23,7 +21,6 @@
 #include "argument_tables.h"
 #include "backend.h"
 #include "checked_call.h"
-#include "dispatcher.h"
 #include "optional_results.h"
 #include "scan_ops.h"
 

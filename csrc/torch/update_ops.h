@@ -2,8 +2,6 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <utility>
 
@@ -69,26 +67,23 @@ inline UpdateParams make_update_params(const UpdateArguments& args, int64_t max_
 
   const auto head = has_heads(args) ? &ArrayView::group : kNone;
   const auto step = has_steps(args) ? &ArrayView::step : kNone;
-  const auto channel_view = [&](const Tensor& tensor) {
-    return with_heads(view_of(tensor, head, &ArrayView::channel), args, params);
+  const auto view = [&](const Tensor& tensor, auto... strides) {
+    return with_heads(view_of(tensor, strides...), args, params);
   };
   const auto projection_view = [&](const Tensor& tensor) {
     const bool has_groups = tensor.dim() - has_steps(args) == 3;
     return view_of(tensor, &ArrayView::batch, step, has_groups ? &ArrayView::group : kNone,
                    &ArrayView::state);
   };
-  params.state = with_heads(
-      view_of(args.state, &ArrayView::batch, head, &ArrayView::channel, &ArrayView::state), args,
-      params);
+  params.state = view(args.state, &ArrayView::batch, head, &ArrayView::channel, &ArrayView::state);
   params.x = update_view(args.x, args, params);
   params.dt = update_view(args.dt, args, params);
-  params.A =
-      with_heads(view_of(args.A, head, &ArrayView::channel, &ArrayView::state), args, params);
+  params.A = view(args.A, head, &ArrayView::channel, &ArrayView::state);
   params.B = projection_view(args.B);
   params.C = projection_view(args.C);
-  if (args.D) params.D = channel_view(*args.D);
+  if (args.D) params.D = view(*args.D, head, &ArrayView::channel);
   if (args.z) params.z = update_view(*args.z, args, params);
-  if (args.dt_bias) params.dt_bias = channel_view(*args.dt_bias);
+  if (args.dt_bias) params.dt_bias = view(*args.dt_bias, head, &ArrayView::channel);
   if (args.input_delta) params.input_delta = update_view(*args.input_delta, args, params);
   params.sources = indices_of(args.state_batch_indices);
   params.destinations = indices_of(args.dst_state_batch_indices);
