@@ -94,8 +94,10 @@ inline std::vector<int64_t> broadcast_dims(const Tensor& a, const Tensor& b) {
 /// array.
 class RowLayout {
  public:
-  /// The last dimension of `shape` is time, which is not one of the row dimensions.
-  RowLayout(const Tensor& shape, DiagonalScanParams& params) : params_(params) {
+  /// The last dimension of `shape` is time, which is not one of the row dimensions. If `reverse`,
+  /// arrays begin at their last step.
+  RowLayout(const Tensor& shape, DiagonalScanParams& params, bool reverse)
+      : params_(params), reverse_(reverse) {
     const auto sizes = shape.sizes();
     sizes_.assign(sizes.begin(), sizes.end() - 1);
     params.seqlen = sizes[sizes.size() - 1];
@@ -103,11 +105,13 @@ class RowLayout {
     for (int64_t size : sizes_) params.rows *= size;
   }
 
-  /// Adds an array of shape (..., seqlen), or one that broadcasts to it.
-  void add_steps(DiagonalArray& array, const Tensor& tensor) {
+  /// Adds an array of shape (..., seqlen), or one that broadcasts to it, or of shape (...,
+  /// segments).
+  void add_steps(DiagonalArray& array, const Tensor& tensor, bool are_segments = false) {
     const int64_t last = tensor.dim() - 1;
     add(array, tensor, std::max<int64_t>(last, 0));
     array.step = last < 0 || tensor.size(last) == 1 ? 0 : tensor.stride(last) * components(tensor);
+    if (reverse_ && !are_segments) array = reversed(array, params_.seqlen);
   }
   /// Adds an array of shape (...). With packed sequences its shape is (sequences, ...): they
   /// replace the batch of 1.
@@ -167,6 +171,7 @@ class RowLayout {
   }
 
   DiagonalScanParams& params_;
+  bool reverse_;
   std::vector<int64_t> sizes_;
   std::vector<Entry> entries_;
 };
@@ -203,7 +208,7 @@ Tensor diagonal_scan_fwd(const DiagonalArguments& args) {
     if (h.numel() == 0) return h;
     if (cu_seqlens) torch::stable::zero_(h);  // for steps outside all sequences
 
-    RowLayout layout(b, params);
+    RowLayout layout(b, params, reverse);
     layout.add_steps(params.a, a_rows);
     layout.add_steps(params.b, b_rows);
     layout.add_steps(params.h, h);
@@ -213,12 +218,6 @@ Tensor diagonal_scan_fwd(const DiagonalArguments& args) {
       layout.add_rows(params.initial_state, initial_rows);
     }
     if (!layout.finish()) continue;
-
-    if (reverse) {
-      for (DiagonalArray* array : {&params.a, &params.b, &params.h}) {
-        *array = reversed(*array, params.seqlen);
-      }
-    }
     launch_with_workspace(backend, b, params);
     return compact ? laid_out_like(b, h) : h;
   }
@@ -284,7 +283,7 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
       return {torch::stable::zero_(da), db, dinitial_state};
     }
 
-    RowLayout layout(h, params);
+    RowLayout layout(h, params, !reverse);
     layout.add_steps(params.a, a_rows);
     layout.add_steps(params.dh, dh_rows);
     layout.add_steps(params.h_previous, h_rows);
@@ -300,15 +299,8 @@ std::tuple<Tensor, Tensor, Tensor> diagonal_scan_bwd(const Tensor& dh, const Ten
       torch::stable::zero_(da_values);
       torch::stable::zero_(db);
     }
-    layout.add_steps(params.da, da_values);
+    layout.add_steps(params.da, da_values, params.sum_da);
     if (!layout.finish()) continue;
-
-    if (!reverse) {
-      for (DiagonalArray* array : {&params.a, &params.dh, &params.h_previous, &params.db}) {
-        *array = reversed(*array, params.seqlen);
-      }
-      if (!params.sum_da) params.da = reversed(params.da, params.seqlen);
-    }
     DiagonalArray& previous = params.h_previous;
     previous.data = element_at(previous, previous.step);
 
