@@ -271,8 +271,9 @@ struct Layer {
     return result;
   }
 
-  OptionalTensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
-    if (!bias) return std::nullopt;
+  /// Returns an undefined tensor if there is no bias.
+  Tensor bias_gradient(const OptionalTensor& bias, const Tensor& gradient) const {
+    if (!bias) return Tensor();
     const std::array<int64_t, 1> rows = {0};
     return cast(
         torch::stable::sum(gradient, IntHeaderOnlyArrayRef(rows), false, at_least_single(dtype)),
@@ -439,7 +440,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   if (weights.out_proj) {
     const Tensor of_out = matrix_of(gradient);
     made.dout_proj_weight = weight_gradient(*args.out_proj_weight, of_out, matrix_of(kept.y));
-    made.dout_proj_bias = bias_gradient(args.out_proj_bias, of_out).value_or(Tensor());
+    made.dout_proj_bias = bias_gradient(args.out_proj_bias, of_out);
     dy = rows.du;
     multiply(matrix_of(dy), of_out, *weights.out_proj);
   }
@@ -470,7 +471,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   made.dxz = new_rows(input.size(2), xz_dtype);
   multiply(matrix_of(made.dxz), matrix_of(dxz), *weights.in_proj);
   made.din_proj_weight = weight_gradient(*args.in_proj_weight, matrix_of(dxz), matrix_of(input));
-  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz)).value_or(Tensor());
+  made.din_proj_bias = bias_gradient(args.in_proj_bias, matrix_of(dxz));
   made.dA = cast(call("aten::mul", "Tensor", made.dA, A), dtype_of(args.A));
   return made;
 }

@@ -9,10 +9,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include <string>
-#include <string_view>
 #include <tuple>
 
-#include "joined_text.h"
 #include "tensor_views.h"
 
 namespace selective_scan::op {
@@ -41,9 +39,9 @@ struct Traced<kOp, std::tuple<Results...> (*)(Arguments...)> {
 };
 
 template <auto kOp>
-void implement_forward(auto& library, std::string_view name) {
-  library.impl(std::string(name).c_str(), TORCH_BOX(kOp));
-  library.impl(joined(name, "_traced").c_str(), TORCH_BOX(&Traced<kOp>::run));
+void implement_forward(auto& library, const std::string& name) {
+  library.impl(name.c_str(), TORCH_BOX(kOp));
+  library.impl((name + "_traced").c_str(), TORCH_BOX(&Traced<kOp>::run));
 }
 
 }  // namespace selective_scan::op
