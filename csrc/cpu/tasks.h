@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "../core/params.h"
 #include "flush_denormals.h"
 #include "thread_pool.h"
 #include "work.h"

@@ -4,7 +4,6 @@
 
 #include "../capability.h"
 #include "../tasks.h"
-#include "../work.h"
 
 namespace selective_scan::cpu {
 namespace {

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <type_traits>
-#include <utility>
 
 #include "../simd/transpose.h"
 #include "../simd/vector_math.h"
