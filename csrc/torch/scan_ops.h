@@ -264,16 +264,9 @@ AllGradients all_gradients(const ScanArguments& args, const OptionalTensor& dout
                            const Enter* enter, bool is_told) {
   const Problem<Backend> problem(args);
   check_gradients(problem.params, args.u, dout, dlast_state, states);
-  const AllGradients made{allocate_like(args.u),
-                          allocate_like(args.delta),
-                          allocate_like(args.A),
-                          allocate_like(args.B),
-                          allocate_like(args.C),
-                          allocate_like(args.D),
-                          allocate_like(args.z),
-                          allocate_like(args.delta_bias),
-                          allocate_like(args.initial_state),
-                          allocate_like(args.input_delta)};
+  const auto like = [](const auto&... inputs) { return AllGradients{allocate_like(inputs)...}; };
+  const AllGradients made = like(args.u, args.delta, args.A, args.B, args.C, args.D, args.z,
+                                 args.delta_bias, args.initial_state, args.input_delta);
   scan_backward(problem, dout, dlast_state, states, made, enter, is_told);
   return made;
 }
