@@ -18,24 +18,32 @@ class ConvForward {
     alignas(64) T bias[Block::kMaxLanes];
     alignas(64) typename Block::Tile tile;
     block.load_taps(taps, bias);
-    const Convolve convolve = convolve_for(params);
-
     block.for_each_run(split, task, [&](const Run& run, int64_t first, int64_t stop) {
       if (run.is_padding) {
         block.zero(tile, split.tile_steps);
       } else {
         block.load_history(run, task.batch, first, tile);
       }
-      for (int64_t step = first; step < stop; step += split.tile_steps) {
-        const int64_t steps = lesser_of(split.tile_steps, stop - step);
-        if (!run.is_padding) {
-          block.load(params.x, task.batch, step, steps, tile + block.history * block.pitch);
-          convolve(taps, bias, steps, block.pitch, tile);
-        }
-        block.store(params.out, task.batch, step, steps, tile);
-        if (!run.is_padding) block.move_to_front(tile, steps, block.history);
-      }
+      walk(params, split, block, task.batch, first, stop, run.is_padding, taps, bias, tile);
     });
+  }
+
+  /// Computes the steps [first, stop) of a batch entry. The tile begins with x at the width - 1
+  /// steps before or, for padding, holds zeros.
+  template <class Params>
+  static void walk(const Params& params, const ConvSplit& split, const Block& block, int64_t batch,
+                   int64_t first, int64_t stop, bool is_padding, const T* taps, const T* bias,
+                   T* tile) {
+    const Convolve convolve = kConvolve[params.width - 1][params.silu];
+    for (int64_t step = first; step < stop; step += split.tile_steps) {
+      const int64_t steps = lesser_of(split.tile_steps, stop - step);
+      if (!is_padding) {
+        block.load(params.x, batch, step, steps, tile + block.history * block.pitch);
+        convolve(taps, bias, steps, block.pitch, tile);
+      }
+      block.store(params.out, batch, step, steps, tile);
+      if (!is_padding) block.move_to_front(tile, steps, block.history);
+    }
   }
 
   /// Writes the final states of a sequence.
@@ -49,15 +57,11 @@ class ConvForward {
     block.store(params.final_states, sequence, 0, block.history, tile);
   }
 
+ private:
   /// Computes the output from x at each step and the width - 1 steps before it, in consecutive
   /// rows. Each output replaces the oldest row that it needs.
   using Convolve = void (*)(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile);
 
-  static Convolve convolve_for(const ConvParams& params) {
-    return kConvolve[params.width - 1][params.silu];
-  }
-
- private:
   template <int kWidth, bool kSilu>
   static void convolve(const T* taps, const T* bias, int64_t steps, int64_t pitch, T* tile) {
     for (int64_t lane = 0; lane < pitch; lane += R::kWidth) {

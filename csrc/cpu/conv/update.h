@@ -28,15 +28,7 @@ class ConvUpdate {
       // The state is updated before out is written, since out may be x.
       change_state(params, split, block, row, slot);
     }
-    for (int64_t step = 0; step < params.seqlen; step += split.tile_steps) {
-      const int64_t steps = lesser_of(split.tile_steps, params.seqlen - step);
-      if (!is_padding) {
-        block.load(params.x, row, step, steps, tile + block.history * block.pitch);
-        ConvForward<R>::convolve_for(params)(taps, bias, steps, block.pitch, tile);
-      }
-      block.store(params.out, row, step, steps, tile);
-      if (!is_padding) block.move_to_front(tile, steps, block.history);
-    }
+    ConvForward<R>::walk(params, split, block, row, 0, params.seqlen, is_padding, taps, bias, tile);
   }
 
  private:
