@@ -102,6 +102,8 @@ def few_states():
     yield from STATES.each(dtype=FLOATS, seqlen=(1, 8, 31, 196, 197, 256, 257, 512))
     yield from STATES.each(dtype=FLOATS, layout=LAYOUTS, reverse=(False, True))
     yield from STATES.each(dim=(1, 7, 130, 400, 1000), groups=(1,), dstate=(2,))
+    some = STATES.with_(layout="channel_last", layout_of=("delta", "z"))
+    yield from some.each(dtype=FLOATS)
     yield from projections(STATES.with_(seqlen=300))
     yield STATES.with_(projection_dtype=BF16)
     yield STATES.with_(decay=1e-3, dtype=F16, dim=100)

@@ -55,7 +55,21 @@ struct BackwardArgs {
   int tiles;                               // per group
   int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
+};
+
+/// An array of the backward scan of several states, in which each has strides of its own.
+struct StridedSequence : Sequence {
+  SequenceStrides strides;
+};
+
+struct StatesArgs {
+  BackwardParams params;
+  StridedSequence inputs[BackwardRows::kAll];
+  StridedSequence gradients[BackwardRows::kAll];  // of the inputs; dout has none
+  int tile_channels;
+  int tiles;          // per group
   int padded_states;  // of partial sums
+  BackwardWorkspace workspace;
 };
 
 /// The launches for one storage and shape of windows. Each shape has kernels for some storages: see
@@ -69,7 +83,7 @@ struct Kernels {
 /// The launch of the backward scan of several states, with elements of kBytes bytes.
 template <int kBytes>
 struct States {
-  static cudaError_t backward(const BackwardArgs& args, const LaunchShape& shape,
+  static cudaError_t backward(const StatesArgs& args, const LaunchShape& shape,
                               cudaStream_t stream);
 };
 

@@ -56,6 +56,38 @@ Args make_args(const Params& params) {
   return args;
 }
 
+cudaError_t run_one_state(const BackwardParams& params, const BackwardPlan& plan,
+                          const BackwardWorkspace& workspace, cudaStream_t stream) {
+  auto args = make_args<BackwardArgs, BackwardRows>(params);
+  args.inputs[BackwardRows::kDout] = make_sequence(params.dout);
+  args.gradients[BackwardRows::kU] = make_sequence(params.du);
+  args.gradients[BackwardRows::kDelta] = make_sequence(params.ddelta);
+  args.gradients[BackwardRows::kZ] = make_sequence(params.dz);
+  args.warps = plan.warps;
+  args.tiles = plan.tiles;
+  args.work_items = plan.work_items;
+  args.workspace = workspace;
+  return with_kernels(params, plan,
+                      [&]<class Own>(Own) { return Own::backward(args, plan.shape, stream); });
+}
+
+cudaError_t run_states(const BackwardParams& params, const BackwardPlan& plan,
+                       const BackwardWorkspace& workspace, cudaStream_t stream) {
+  const auto strided = [](const ArrayView& view) {
+    return StridedSequence{make_sequence(view), make_strides(view)};
+  };
+  const StatesArgs args{
+      params,
+      {strided(params.u), strided(params.delta), strided(params.dout), strided(params.z)},
+      {strided(params.du), strided(params.ddelta), {}, strided(params.dz)},
+      plan.warps / plan.window_warps,
+      plan.tiles,
+      plan.padded_states,
+      workspace};
+  return element_size(params.u.dtype) == 4 ? States<4>::backward(args, plan.shape, stream)
+                                           : States<2>::backward(args, plan.shape, stream);
+}
+
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
@@ -69,23 +101,11 @@ cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cud
 
 cudaError_t run(const BackwardParams& params, const BackwardPlan& plan, void* memory,
                 cudaStream_t stream) {
-  auto args = make_args<BackwardArgs, BackwardRows>(params);
-  args.inputs[BackwardRows::kDout] = make_sequence(params.dout);
-  args.gradients[BackwardRows::kU] = make_sequence(params.du);
-  args.gradients[BackwardRows::kDelta] = make_sequence(params.ddelta);
-  args.gradients[BackwardRows::kZ] = make_sequence(params.dz);
-  args.warps = plan.warps;
-  args.tiles = plan.tiles;
-  args.work_items = plan.work_items;
-  args.padded_states = plan.padded_states;
-  args.workspace = backward_workspace(plan.scratch, memory);
-  const auto launch = [&]<class Own>(Own) { return Own::backward(args, plan.shape, stream); };
-  const cudaError_t error = params.dstate == 1                  ? with_kernels(params, plan, launch)
-                            : element_size(params.u.dtype) == 4 ? launch(States<4>())
-                                                                : launch(States<2>());
+  const BackwardWorkspace workspace = backward_workspace(plan.scratch, memory);
+  const cudaError_t error = params.dstate == 1 ? run_one_state(params, plan, workspace, stream)
+                                               : run_states(params, plan, workspace, stream);
   if (error != cudaSuccess) return error;
-  return add_gradients(params, args.workspace, {plan.tiles, params.batch, plan.padded_states},
-                       stream);
+  return add_gradients(params, workspace, {plan.tiles, params.batch, plan.padded_states}, stream);
 }
 
 }  // namespace selective_scan::cuda::dstate1

@@ -40,7 +40,7 @@ class StatesTile {
   static constexpr int kSteps = LongWindow::kSteps;
 
  public:
-  __device__ StatesTile(const BackwardArgs& args, const ChannelTile& tile, StatesShared* shared)
+  __device__ StatesTile(const StatesArgs& args, const ChannelTile& tile, StatesShared* shared)
       : args_(args),
         params_(args.params),
         tile_(tile),
@@ -53,7 +53,6 @@ class StatesTile {
         channel_(tile.first_channel + warp_ / warps_),
         exists_(warp_ / warps_ < tile.channels),
         seqlen_(static_cast<int>(args.params.seqlen)),
-        offset_(Access::lane_offset(args.strides, lane_)),
         B_(args.params.B, tile, last_window() * kSteps, -kSteps),
         C_(args.params.C, tile, last_window() * kSteps, -kSteps) {}
 
@@ -88,24 +87,28 @@ class StatesTile {
     return {view, batch * view.batch + channel_ * view.channel + (first_state_ + n) * view.state,
             has(n)};
   }
-  __device__ char* address(const Sequence& sequence, int number) const {
-    return tile_.origin(sequence) + channel_ * args_.strides.channel +
-           (offset_ + number * kSteps * args_.strides.step);
+  /// Returns the address of the lane's part of a window.
+  __device__ char* address(const StridedSequence& sequence, int number) const {
+    const SequenceStrides& strides = sequence.strides;
+    return tile_.origin(sequence) + channel_ * strides.channel +
+           (Access::lane_offset(strides, lane_) + number * kSteps * strides.step);
   }
 
   __device__ void scan(int number, float (&gradient)[kWarpStates]) {
     const Window<LongWindow> window{exists_, seqlen_ - number * kSteps, lane_};
     const auto fetch = [&](Row row) {
-      const Sequence& sequence = args_.inputs[row];
-      return sequence.present() ? Access::fetch(args_.strides, address(sequence, number), window)
+      const StridedSequence& sequence = args_.inputs[row];
+      return sequence.present() ? Access::fetch(sequence.strides, address(sequence, number), window)
                                 : Raw{};
     };
     const auto convert = [&](const Raw& raw, Items& items) {
-      Access::convert(args_.strides, raw, window, shared_[warp_].tile, items);
+      // All inputs have one type, and a window of one channel has one order, whatever the strides.
+      Access::convert(args_.inputs[Row::kU].strides, raw, window, shared_[warp_].tile, items);
     };
     const auto store = [&](Row row, const Items& items) {
-      Access::store(args_.strides, address(args_.gradients[row], number), window,
-                    shared_[warp_].tile, items);
+      const StridedSequence& sequence = args_.gradients[row];
+      Access::store(sequence.strides, address(sequence, number), window, shared_[warp_].tile,
+                    items);
     };
     // All loads are started before anything waits.
     const Raw raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta), raw_dout = fetch(Row::kDout),
@@ -313,7 +316,7 @@ class StatesTile {
     store_sum(args_.workspace.ddelta_bias, is_first, row, ddelta_bias_);
   }
 
-  const BackwardArgs& args_;
+  const StatesArgs& args_;
   const BackwardParams& params_;
   const ChannelTile& tile_;
   StatesShared* shared_;  // of all warps
@@ -325,7 +328,6 @@ class StatesTile {
   int64_t channel_;
   bool exists_;
   int seqlen_;
-  int offset_;
   AnyProjection<LongWindow> B_;
   AnyProjection<LongWindow> C_;
   Pole<float> poles_[kWarpStates];
@@ -335,15 +337,14 @@ class StatesTile {
 
 template <int kBytes>
 __global__ void __launch_bounds__(kMostStatesWarps* kWarpSize)
-    states_kernel(const __grid_constant__ BackwardArgs args) {
+    states_kernel(const __grid_constant__ StatesArgs args) {
   extern __shared__ __align__(16) char memory[];
-  const ChannelTile tile(args.params, blockIdx.x, args.tiles,
-                         args.warps / channel_warps(static_cast<int>(args.params.dstate)));
+  const ChannelTile tile(args.params, blockIdx.x, args.tiles, args.tile_channels);
   StatesTile<kBytes>(args, tile, reinterpret_cast<StatesShared*>(memory)).run();
 }
 
 template <int kBytes>
-cudaError_t States<kBytes>::backward(const BackwardArgs& args, const LaunchShape& shape,
+cudaError_t States<kBytes>::backward(const StatesArgs& args, const LaunchShape& shape,
                                      cudaStream_t stream) {
   return launch_kernel(states_kernel<kBytes>, shape, stream, args);
 }

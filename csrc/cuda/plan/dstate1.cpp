@@ -171,7 +171,13 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
 Refusal divide_states(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.dstate > kMostStates) return {"dstate must be at most 16", params.dstate};
   if (const Refusal refusal = refuse(params)) return refusal;
-  if (const Refusal refusal = refuse_arrays(params)) return refusal;
+  const auto rows = rows_of(params);
+  if (!have_one_dtype(params, rows)) return {"u, delta, z and their gradients must have one dtype"};
+  const auto fits = [&](const ArrayView& view) {
+    return fits_32_bits({{params.seqlen + LongWindow::kSteps, view.step}},
+                        element_size(view.dtype));
+  };
+  if (!all_of(rows, fits)) return {"a row must lie within 2 GiB"};
   plan.rows = Rows::kScattered;
   plan.window_channels = LongWindow::kChannels;
   plan.window_warps = channel_warps(static_cast<int>(params.dstate));
