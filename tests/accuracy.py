@@ -86,7 +86,9 @@ def assert_accurate(name, value, exact: dict, allowed: float, rounding: float, p
     rounding += flushed(is_double) * value.numel() ** 0.5 / size
     error = Error.of(value.detach().cpu().to(exact[name].dtype), exact[name].detach())
     if error.relative_l2 >= allowed + rounding:
-        allowed = max(allowed, 8 * worst_error(plain(), exact, name))
+        # If the result is a single number, four of them may all be accurate by chance.
+        count = 12 if value.numel() == 1 else 4
+        allowed = max(allowed, 8 * worst_error(plain(count=count), exact, name))
     assert error.relative_l2 < allowed + rounding, f"{name}: {error}"
 
 
