@@ -354,8 +354,11 @@ adaptive_unitary_scan_bwd(const OptionalTensor& dout, const OptionalTensor& dlas
       const Tensor du_direct = allocate(u, {slab->batches, slab->steps, padded_dim}, dtype);
       set_slab(params, *slab);
       params.theta = layout.view(theta, slab->batches, slab->steps);
-      params.du = {du_direct.mutable_data_ptr(), slab->steps * padded_dim, padded_dim,
-                   layout.padded_channels, 1};
+      params.du = {.data = du_direct.mutable_data_ptr(),
+                   .batch = slab->steps * padded_dim,
+                   .step = padded_dim,
+                   .group = layout.padded_channels,
+                   .channel = 1};
       params.db_terms = db.terms(layout, *slab);
       params.dc_terms = dc.terms(layout, *slab);
       launch_with_workspace(backend, u, params);

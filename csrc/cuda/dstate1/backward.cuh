@@ -272,16 +272,7 @@ class BackwardTile {
     const auto raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta);
     convert(raw_u, u);
     convert(raw_delta, delta);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) delta[i] += own.delta_bias;
-    make_steps<Access::kSize>(delta, params_.delta_softplus, slope);
-    if (window.steps < kSteps) {
-      // A missing step leaves the state unchanged.
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
-      }
-    }
+    make_window_steps<Access::kSize>(window, own.delta_bias, params_.delta_softplus, delta, slope);
 
     Items B, C;
     const auto read_projections = [&](int first_step) {

@@ -44,25 +44,28 @@ cudaError_t with_kernels(const ScanParams& params, const Plan& plan, const Visit
   });
 }
 
-/// Returns arguments with the values that both passes take. `Rows` numbers the arrays.
-template <class Args, class Rows, class Params>
-Args make_args(const Params& params) {
-  Args args{};
+/// Fills in the parameters and the arrays with steps, each by `make`. `Rows` numbers the arrays.
+template <class Rows, class Args, class Params, class Make>
+void set_arrays(const Params& params, const Make& make, Args& args) {
   args.params = params;
-  args.strides = make_strides(params.u);
-  args.inputs[Rows::kU] = make_sequence(params.u);
-  args.inputs[Rows::kDelta] = make_sequence(params.delta);
-  args.inputs[Rows::kZ] = make_sequence(params.z);
-  return args;
+  args.inputs[Rows::kU] = make(params.u);
+  args.inputs[Rows::kDelta] = make(params.delta);
+  args.inputs[Rows::kZ] = make(params.z);
+  if constexpr (std::is_same_v<Params, BackwardParams>) {
+    args.inputs[Rows::kDout] = make(params.dout);
+    args.gradients[Rows::kU] = make(params.du);
+    args.gradients[Rows::kDelta] = make(params.ddelta);
+    args.gradients[Rows::kZ] = make(params.dz);
+  } else {
+    args.out = make(params.out);
+  }
 }
 
 cudaError_t run_one_state(const BackwardParams& params, const BackwardPlan& plan,
                           const BackwardWorkspace& workspace, cudaStream_t stream) {
-  auto args = make_args<BackwardArgs, BackwardRows>(params);
-  args.inputs[BackwardRows::kDout] = make_sequence(params.dout);
-  args.gradients[BackwardRows::kU] = make_sequence(params.du);
-  args.gradients[BackwardRows::kDelta] = make_sequence(params.ddelta);
-  args.gradients[BackwardRows::kZ] = make_sequence(params.dz);
+  BackwardArgs args{};
+  set_arrays<BackwardRows>(params, make_sequence, args);
+  args.strides = make_strides(params.u);
   args.warps = plan.warps;
   args.tiles = plan.tiles;
   args.work_items = plan.work_items;
@@ -73,17 +76,15 @@ cudaError_t run_one_state(const BackwardParams& params, const BackwardPlan& plan
 
 cudaError_t run_states(const BackwardParams& params, const BackwardPlan& plan,
                        const BackwardWorkspace& workspace, cudaStream_t stream) {
-  const auto strided = [](const ArrayView& view) {
+  const auto make_strided = [](const ArrayView& view) {
     return StridedSequence{make_sequence(view), make_strides(view)};
   };
-  const StatesArgs args{
-      params,
-      {strided(params.u), strided(params.delta), strided(params.dout), strided(params.z)},
-      {strided(params.du), strided(params.ddelta), {}, strided(params.dz)},
-      plan.warps / plan.window_warps,
-      plan.tiles,
-      plan.padded_states,
-      workspace};
+  StatesArgs args{};
+  set_arrays<BackwardRows>(params, make_strided, args);
+  args.tile_channels = plan.warps / plan.window_warps;
+  args.tiles = plan.tiles;
+  args.padded_states = plan.padded_states;
+  args.workspace = workspace;
   return element_size(params.u.dtype) == 4 ? States<4>::backward(args, plan.shape, stream)
                                            : States<2>::backward(args, plan.shape, stream);
 }
@@ -91,8 +92,9 @@ cudaError_t run_states(const BackwardParams& params, const BackwardPlan& plan,
 }  // namespace
 
 cudaError_t run(const ForwardParams& params, const ForwardPlan& plan, void*, cudaStream_t stream) {
-  auto args = make_args<ForwardArgs, ForwardRows>(params);
-  args.out = make_sequence(params.out);
+  ForwardArgs args{};
+  set_arrays<ForwardRows>(params, make_sequence, args);
+  args.strides = make_strides(params.u);
   args.windows = plan.windows;
   args.work_items = plan.work_items;
   return with_kernels(params, plan,

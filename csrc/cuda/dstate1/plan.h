@@ -17,8 +17,7 @@ template <class Scratch>
 struct Plan {
   Rows rows;
   int window_channels;
-  int window_warps;  // warps that share channels: their steps or, if there are several, their
-                     // states
+  int window_warps;  // warps that share channels: their steps, or their states if these are several
   int work_items;    // batch · groups · windows or, in the backward pass, tiles
   LaunchShape shape;
   Scratch scratch;
@@ -27,9 +26,9 @@ struct ForwardPlan : Plan<ForwardScratch> {
   int windows;  // per group
 };
 struct BackwardPlan : Plan<BackwardScratch> {
-  int warps;          // per block
-  int tiles;          // per group
-  int padded_states;  // of partial sums
+  int warps;              // per block
+  int tiles;              // per group
+  int padded_states = 1;  // of partial sums
 };
 
 /// Makes the plan. If it returns a refusal, `plan` holds nothing of use.

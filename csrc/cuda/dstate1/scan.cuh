@@ -73,31 +73,54 @@ struct LaneStates {
   float entered;
   float left;
 };
+/// Returns the states of a lane with the composed map `own`, if `first` enters the first lane.
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ LaneStates states_of_lane(const StepMap& own, float first) {
+  const float left = own(first);
+  const float before = from_before<Shape, kBackwards>(left, 1);
+  return {lane_position<Shape, kBackwards>() == 0 ? first : before, left};
+}
+/// Returns what leaves the last lane.
+template <class Shape, bool kBackwards>
+__device__ __forceinline__ float of_last_lane(float left) {
+  constexpr int kChannelLanes = Shape::kChannelLanes;
+  return __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
+}
 /// Carries `state` through the lanes of a channel, from its first lane to its last, or from the
 /// last to the first if kBackwards. `state` becomes the one that leaves the last lane, or the last
 /// lane of a round. Windows that depend on no others of a round have no `maps`.
 template <class Shape, bool kBackwards>
 __device__ __forceinline__ LaneStates carry_through_lanes(StepMap map, float& state,
                                                           StepMap* maps = nullptr) {
-  constexpr int kChannelLanes = Shape::kChannelLanes;
-  const int position = lane_position<Shape, kBackwards>();
   StepMap own[] = {map};
   compose_lanes<Shape, kBackwards>(own);
   constexpr bool kHasRounds = Shape::kWarps > 1;
   float first = state;
   if constexpr (kHasRounds) {
     if (maps != nullptr) {
-      const bool has_map = position == kChannelLanes - 1;
+      const bool has_map = lane_position<Shape, kBackwards>() == Shape::kChannelLanes - 1;
       first = carry_through_warps<Shape, kBackwards>(own[0], has_map, maps, state);
     }
   }
-  const float left = own[0](first);
-  const float before = from_before<Shape, kBackwards>(left, 1);
-  const float entered = position == 0 ? first : before;
-  if (!kHasRounds || maps == nullptr) {
-    state = __shfl_sync(kFullMask, left, kBackwards ? 0 : kChannelLanes - 1, kChannelLanes);
+  const LaneStates states = states_of_lane<Shape, kBackwards>(own[0], first);
+  if (!kHasRounds || maps == nullptr) state = of_last_lane<Shape, kBackwards>(states.left);
+  return states;
+}
+
+/// Turns a lane's delta into its steps Δ, and finds their slopes: the derivatives of Δ by delta. A
+/// missing step is 0, which leaves the state unchanged.
+template <int kSize, class Shape>
+__device__ __forceinline__ void make_window_steps(const Window<Shape>& window, float delta_bias,
+                                                  bool is_softplus, Items& delta, Items& slope) {
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) delta[i] += delta_bias;
+  make_steps<kSize>(delta, is_softplus, slope);
+  if (window.steps < Shape::kSteps) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
+    }
   }
-  return {entered, left};
 }
 
 /// Returns the sum over the lanes of a channel to all of them.

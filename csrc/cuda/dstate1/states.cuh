@@ -25,10 +25,9 @@ __device__ __forceinline__ void carry_states(StepMap (&own)[kWarpStates],
   compose_lanes<LongWindow, kBackwards>(own);
 #pragma unroll
   for (int n = 0; n < kWarpStates; ++n) {
-    const float left = own[n](states[n]);
-    const float before = from_before<LongWindow, kBackwards>(left, 1);
-    entered[n] = lane_position<LongWindow, kBackwards>() == 0 ? states[n] : before;
-    states[n] = __shfl_sync(kFullMask, left, kBackwards ? 0 : kWarpSize - 1);
+    const LaneStates of_lane = states_of_lane<LongWindow, kBackwards>(own[n], states[n]);
+    entered[n] = of_lane.entered;
+    states[n] = of_last_lane<LongWindow, kBackwards>(of_lane.left);
   }
 }
 
@@ -127,16 +126,7 @@ class StatesTile {
     convert(raw_u, u);
     convert(raw_delta, delta);
     convert(raw_dout, dy);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) delta[i] += delta_bias_;
-    make_steps<kBytes>(delta, params_.delta_softplus, slope);
-    if (window.steps < kSteps) {
-      // A missing step leaves the state unchanged.
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (window.first_step() + i >= window.steps) delta[i] = slope[i] = 0.0f;
-      }
-    }
+    make_window_steps<kBytes>(window, delta_bias_, params_.delta_softplus, delta, slope);
     const bool has_gate = args_.inputs[Row::kZ].present();
     if (has_gate) {
       Items z;

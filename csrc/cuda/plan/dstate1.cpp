@@ -229,7 +229,6 @@ Refusal make_plan(const ForwardParams& params, const Device& device, ForwardPlan
 
 Refusal make_plan(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.wanted == BackwardWanted::kStateAlone) return kNotStateAlone;
-  plan.padded_states = 1;
   if (const Refusal refusal = params.dstate > 1 ? divide_states(params, device, plan)
                                                 : choose_and_divide(params, device, true, plan)) {
     return refusal;
