@@ -258,11 +258,11 @@ class AnyProjection {
     return bits;
   }
   __device__ Bits fetch_state(int left, int n) const {
+    const char* source = source_ + n * state_stride_;
     Bits bits{};
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < kCount; ++i, source += stride_) {
       if (first_ + i >= left) continue;
-      const char* const source = source_ + (n * state_stride_ + i * stride_);
       bits.v[i] = dtype_ == DType::kFloat32 ? *reinterpret_cast<const uint32_t*>(source)
                                             : *reinterpret_cast<const uint16_t*>(source);
     }

@@ -56,22 +56,30 @@ class StatesTile {
         C_(args.params.C, tile, last_window() * kSteps, -kSteps) {}
 
   __device__ void run() {
+    // Everything that the kernel loads before its first result is asked for before anything waits.
     const auto of_channel = [&](const ArrayView& view) {
-      return RawElement(view, channel_ * view.channel, exists_).value(view.dtype);
+      return RawElement(view, channel_ * view.channel, exists_);
     };
-    D_ = of_channel(params_.D);
-    delta_bias_ = of_channel(params_.delta_bias);
     const ArrayView& A = params_.A;
     const ArrayView& last = params_.dlast_state;
+    const RawElement D = of_channel(params_.D), delta_bias = of_channel(params_.delta_bias);
+    const RawElement poles[] = {element(A, 0, 0), element(A, 0, 1)};
+    const RawElement gradients[] = {element(last, tile_.batch, 0), element(last, tile_.batch, 1)};
+    static_assert(kWarpStates == 2);
     float gradient[kWarpStates];
-#pragma unroll
-    for (int n = 0; n < kWarpStates; ++n) {
-      poles_[n] = make_pole<DeviceMath>(element(A, 0, n).value(A.dtype));
-      gradient[n] = element(last, tile_.batch, n).value(last.dtype);
-    }
 #pragma unroll 1
     for (int number = last_window(); number >= 0; --number) {
-      scan(number, gradient);
+      const Inputs inputs = fetch(number);
+      if (number == last_window()) {
+        D_ = D.value(params_.D.dtype);
+        delta_bias_ = delta_bias.value(params_.delta_bias.dtype);
+#pragma unroll
+        for (int n = 0; n < kWarpStates; ++n) {
+          poles_[n] = make_pole<DeviceMath>(poles[n].value(A.dtype));
+          gradient[n] = gradients[n].value(last.dtype);
+        }
+      }
+      scan(number, inputs, gradient);
       B_.advance();
       C_.advance();
     }
@@ -93,13 +101,36 @@ class StatesTile {
            (Access::lane_offset(strides, lane_) + number * kSteps * strides.step);
   }
 
-  __device__ void scan(int number, float (&gradient)[kWarpStates]) {
-    const Window<LongWindow> window{exists_, seqlen_ - number * kSteps, lane_};
-    const auto fetch = [&](Row row) {
+  /// A window's input as it is in memory, and the states that enter it.
+  struct Inputs {
+    Raw u, delta, dout, z;
+    typename AnyProjection<LongWindow>::Bits B[kWarpStates], C[kWarpStates];
+    float states[kWarpStates];
+  };
+  __device__ Window<LongWindow> window_at(int number) const {
+    return {exists_, seqlen_ - number * kSteps, lane_};
+  }
+  __device__ Inputs fetch(int number) const {
+    const auto window = window_at(number);
+    const auto fetch_row = [&](Row row) {
       const StridedSequence& sequence = args_.inputs[row];
       return sequence.present() ? Access::fetch(sequence.strides, address(sequence, number), window)
                                 : Raw{};
     };
+    Inputs inputs{fetch_row(Row::kU), fetch_row(Row::kDelta), fetch_row(Row::kDout),
+                  fetch_row(Row::kZ)};
+#pragma unroll
+    for (int n = 0; n < kWarpStates; ++n) {
+      const int left = has(n) ? window.steps : 0;
+      inputs.B[n] = B_.fetch_state(left, first_state_ + n);
+      inputs.C[n] = C_.fetch_state(left, first_state_ + n);
+      inputs.states[n] = has(n) ? fetch_start(number, n) : 0.0f;
+    }
+    return inputs;
+  }
+
+  __device__ void scan(int number, const Inputs& inputs, float (&gradient)[kWarpStates]) {
+    const auto window = window_at(number);
     const auto convert = [&](const Raw& raw, Items& items) {
       // All inputs have one type, and a window of one channel has one order, whatever the strides.
       Access::convert(args_.inputs[Row::kU].strides, raw, window, shared_[warp_].tile, items);
@@ -109,28 +140,16 @@ class StatesTile {
       Access::store(sequence.strides, address(sequence, number), window, shared_[warp_].tile,
                     items);
     };
-    // All loads are started before anything waits.
-    const Raw raw_u = fetch(Row::kU), raw_delta = fetch(Row::kDelta), raw_dout = fetch(Row::kDout),
-              raw_z = fetch(Row::kZ);
-    typename AnyProjection<LongWindow>::Bits raw_B[kWarpStates], raw_C[kWarpStates];
-    float state[kWarpStates];
-#pragma unroll
-    for (int n = 0; n < kWarpStates; ++n) {
-      const int left = has(n) ? window.steps : 0;
-      raw_B[n] = B_.fetch_state(left, first_state_ + n);
-      raw_C[n] = C_.fetch_state(left, first_state_ + n);
-      state[n] = has(n) ? fetch_start(number, n) : 0.0f;
-    }
 
     Items u, delta, slope, dy;
-    convert(raw_u, u);
-    convert(raw_delta, delta);
-    convert(raw_dout, dy);
+    convert(inputs.u, u);
+    convert(inputs.delta, delta);
+    convert(inputs.dout, dy);
     make_window_steps<kBytes>(window, delta_bias_, params_.delta_softplus, delta, slope);
     const bool has_gate = args_.inputs[Row::kZ].present();
     if (has_gate) {
       Items z;
-      convert(raw_z, z);
+      convert(inputs.z, z);
 #pragma unroll
       for (int i = 0; i < kItems; ++i) dy[i] *= z[i] * device_sigmoid(z[i]);
     }
@@ -140,8 +159,8 @@ class StatesTile {
     StepMap map[kWarpStates], back[kWarpStates];
 #pragma unroll
     for (int n = 0; n < kWarpStates; ++n) {
-      B_.convert(raw_B[n], B[n]);
-      C_.convert(raw_C[n], C[n]);
+      B_.convert(inputs.B[n], B[n]);
+      C_.convert(inputs.C[n], C[n]);
       map[n] = back[n] = StepMap::identity();
     }
     const auto input = [&](int n, int i) {
@@ -156,6 +175,7 @@ class StatesTile {
         map[n].product *= value[n][i].abar;
       }
     }
+    float state[] = {inputs.states[0], inputs.states[1]};
     float start[kWarpStates], later[kWarpStates];
     carry_states<false>(map, state, start);
     Items y = {}, du = {}, ddelta = {};
@@ -210,8 +230,8 @@ class StatesTile {
       }
       if (has_gate) {
         Items z, dz;
-        convert(raw_z, z);
-        convert(raw_dout, dz);
+        convert(inputs.z, z);
+        convert(inputs.dout, dz);
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           dz[i] *= (y[i] + D_ * u[i]) * silu_derivative(z[i], device_sigmoid(z[i]));
