@@ -33,6 +33,8 @@ def cases():
     yield from BASE.each(method=METHODS, dtype=FLOATS)
     # Lengths around those of a chunk and of a saved state.
     yield from BASE.each(dtype=FLOATS, seqlen=(8, 32, 40, 64, 72, 256))
+    # B and C of 2-byte types in vectors of four steps, like those of images of 14 by 14 tokens.
+    yield from BASE.each(dtype=FLOATS, seqlen=(4, 60, 196))
     # Rows that begin at any address, like those of images with a class token.
     yield from BASE.each(dtype=FLOATS, seqlen=(1, 49, 63, 65, 129, 197))
     yield from BASE.each(dtype=FLOATS, seqlen=(1000,), dstate=(11,))
@@ -55,7 +57,7 @@ def large_cases():
         yield base.with_(layout="channel_last", dstate=13)
         yield base.with_(layout="channel_last", dtype=BF16)
     # Twice as many states per lane.
-    yield from WIDE.each(batch=(3,), seqlen=(200,), dtype=FLOATS)
+    yield from WIDE.each(batch=(3,), seqlen=(196, 200), dtype=FLOATS)
     yield LONG.with_(decay=1e-3, seqlen=3000)
 
 

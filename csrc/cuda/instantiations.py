@@ -112,7 +112,9 @@ PROMPT = [
             for states, along in (
                 *itertools.product((1, 2), ("kSteps", "kChannels")),
                 (1, "kElements"),
+                (1, "kFourSteps"),
             )
+            if (element, along) != ("float", "kFourSteps")
         ),
     )
 ]

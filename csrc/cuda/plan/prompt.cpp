@@ -11,13 +11,13 @@
 namespace selective_scan::cuda::prompt {
 namespace {
 
-/// Returns whether rows consist of vectors of the size that lanes move, from the first step on.
-bool have_step_vectors(const ForwardParams& params) {
-  const auto are_vectors = [&](const ArrayView& view, int64_t items) {
-    return view.step == 1 && has_step_vectors(params, view, items);
+/// Returns whether rows consist of vectors of four steps, from the first step on, and those of B
+/// and C of vectors of `items` steps.
+bool have_step_vectors(const ForwardParams& params, int64_t items) {
+  const auto are_vectors = [&](const ArrayView& view, int64_t steps) {
+    return view.step == 1 && has_step_vectors(params, view, steps);
   };
   const auto is_row = [&](const ArrayView& view) { return are_vectors(view, kBlockSteps); };
-  const int64_t items = 16 / element_size(params.u.dtype);
   return all_of(rows_of(params), is_row) && are_vectors(params.B, items) &&
          are_vectors(params.C, items);
 }
@@ -75,10 +75,12 @@ constexpr int64_t warps_for(int64_t scanners, int64_t makers) {
 
 template <class S>
 Refusal divide(const ForwardParams& params, const Device& device, ForwardPlan& plan) {
-  if (have_step_vectors(params)) {
+  if (have_step_vectors(params, 16 / element_size(params.u.dtype))) {
     plan.along = Along::kSteps;
   } else if (have_channel_vectors<S>(params)) {
     plan.along = Along::kChannels;
+  } else if (S::kStates == 1 && have_step_vectors(params, kBlockSteps)) {
+    plan.along = Along::kFourSteps;
   } else if (S::kStates == 1 && have_steps(params)) {
     plan.along = Along::kElements;
   } else {

@@ -35,8 +35,8 @@ struct PromptArgs {
   bool delta_softplus;
 };
 
-/// The launch of one instantiation; kStates as in Shape. kElements has kernels for kStates = 1
-/// only.
+/// The launch of one instantiation; kStates as in Shape. kFourSteps and kElements have kernels for
+/// kStates = 1 only, and kFourSteps for 2-byte types only.
 template <class Element, int kStates, Along kAlong>
 struct PromptForward {
   static cudaError_t launch(const PromptArgs& args, const LaunchShape& shape, cudaStream_t stream);

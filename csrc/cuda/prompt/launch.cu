@@ -48,6 +48,9 @@ template <class Element>
 Launch launch_for(const ForwardPlan& plan) {
   using enum Along;
   if (plan.along == kElements) return &PromptForward<Element, 1, kElements>::launch;
+  if constexpr (sizeof(Element) == 2) {
+    if (plan.along == kFourSteps) return &PromptForward<Element, 1, kFourSteps>::launch;
+  }
   if (plan.lane_states == 1) {
     return plan.along == kSteps ? &PromptForward<Element, 1, kSteps>::launch
                                 : &PromptForward<Element, 1, kChannels>::launch;

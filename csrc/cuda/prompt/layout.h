@@ -11,9 +11,10 @@ constexpr int kPaddedStates = 16;
 /// The number of buffers for a chunk's input: one is scanned while the next is filled.
 constexpr int kBuffers = 2;
 
-/// The layout of rows: as vectors along steps; as vectors along channels, with B and C along
-/// states; or along steps with any alignment, so that single elements are moved.
-enum class Along { kSteps, kChannels, kElements };
+/// The layout of rows: as vectors along steps, where those of B and C have 16 bytes (kSteps) or
+/// four steps (kFourSteps); as vectors along channels, with B and C along states; or along steps
+/// with any alignment, so that single elements are moved.
+enum class Along { kSteps, kFourSteps, kChannels, kElements };
 constexpr bool is_along_steps(Along along) {
   return along != Along::kChannels;
 }

@@ -112,7 +112,8 @@ class Maker {
   static constexpr int kPieceBytes = Pieces::kLength * kSize;
   static constexpr int kRawPiece = kWarpSize * kPieceBytes;
   static constexpr int kRawDelta = Pieces::kPieces * kRawPiece;
-  static constexpr int kRawC = Vectors::kPasses * kWarpSize * 16;
+  static constexpr int kVectorBytes = Vectors::kLength * kSize;
+  static constexpr int kRawC = Vectors::kPasses * kWarpSize * kVectorBytes;
 
   /// Starts to copy kCount elements, of which the first `count` exist.
   template <int kCount>
@@ -137,7 +138,7 @@ class Maker {
     return rows.data + (tile_.batch * rows.batch + bytes(rows.row, tile_.first_channel, 0));
   }
   __device__ __forceinline__ char* raw_vector(int pass) const {
-    return shared_.raw_projections() + (pass * kWarpSize + lane_) * 16;
+    return shared_.raw_projections() + (pass * kWarpSize + lane_) * kVectorBytes;
   }
   __device__ __forceinline__ char* raw_pieces(int share) const {
     return shared_.raw_rows() + share * S::raw_row_bytes(kSize) + lane_ * kPieceBytes;

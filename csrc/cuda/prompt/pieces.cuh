@@ -27,6 +27,10 @@ struct LanePieces<S, Along::kSteps> {
 };
 
 template <class S>
+struct LanePieces<S, Along::kFourSteps> : LanePieces<S, Along::kSteps> {
+  using LanePieces<S, Along::kSteps>::LanePieces;
+};
+template <class S>
 struct LanePieces<S, Along::kElements> : LanePieces<S, Along::kSteps> {
   using LanePieces<S, Along::kSteps>::LanePieces;
 };
@@ -55,7 +59,7 @@ struct LanePieces<S, Along::kChannels> {
 template <class S, Along kAlong, int kSize>
 struct LaneVectors {
   static constexpr bool kAlongSteps = is_along_steps(kAlong);
-  static constexpr int kLength = 16 / kSize;
+  static constexpr int kLength = kAlong == Along::kFourSteps ? kBlockSteps : 16 / kSize;
   static constexpr int kRowVectors = (kAlongSteps ? S::kSteps : kPaddedStates) / kLength;
   static constexpr int kPassRows = kWarpSize / kRowVectors;
   static constexpr int kPasses = (kAlongSteps ? kPaddedStates : S::kSteps) / kPassRows;
