@@ -89,14 +89,13 @@ __global__ void __launch_bounds__(Shape<kStates>::kMostWarps* kWarpSize, 1)
     const int worker = warp - args.scanners;
     const int workers = warps - args.scanners;
     int buffer = 0;
-    if (S::kSteps < args.seqlen) maker.start(S::kSteps, worker, workers);
 #pragma unroll 1
     for (int next = S::kSteps; next < args.seqlen; next += S::kSteps) {
+      maker.start(next, worker, workers);
       buffer ^= 1;
       if (next > S::kSteps) meet(kFree + buffer, warps);
       maker.finish(next, buffer, worker, workers);
       arrive(kFull + buffer, warps);
-      if (next + S::kSteps < args.seqlen) maker.start(next + S::kSteps, worker, workers);
     }
     return;
   }
