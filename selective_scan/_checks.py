@@ -25,7 +25,13 @@ BOOL = (torch.bool,)
 _DOUBLE = (torch.float64, torch.complex128)
 MAX_WIDTH = 8  # the widest convolution, as in csrc/core/conv_params.h
 # The smallest and the largest size of a dimension; None means no limit.
-LIMITS = {"dstate": (1, None), "width": (1, MAX_WIDTH), "sequences+1": (1, None)}
+LIMITS = {
+    "dstate": (1, None),
+    "width": (1, MAX_WIDTH),
+    "sequences+1": (1, None),
+    "d_model": (1, None),
+    "d_inner": (1, None),
+}
 ELLIPSIS = "..."
 
 Dtypes = tuple[torch.dtype, ...]

@@ -149,8 +149,8 @@ NO_ROOM = "the shared memory of the GPU's blocks is too small, got "
 REFUSED_STEPS = [
     (H200, "bfloat16", 17, (1, 32, 0, 64), "batch*steps must be at most 16, got 17"),
     (H200, "bfloat16", 1, (129, 32, 0, 64), "layers must be at most 128, got 129"),
-    (H200, "bfloat16", 1, (1, 24, 0, 64), "d_model must be a multiple of 16, got 24"),
-    (H200, "bfloat16", 1, (1, 32, 0, 40), "d_inner must be a multiple of 16, got 40"),
+    (H200, "bfloat16", 1, (1, 24, 0, 64), "d_model must be a positive multiple of 16, got 24"),
+    (H200, "bfloat16", 1, (1, 32, 0, 40), "d_inner must be a positive multiple of 16, got 40"),
     (H200, "float64", 1, (1, 32, 0, 64),
      "all tensors must be of at most 4 bytes an element, got 8"),
     (H200, "bfloat16", 16, LARGE, NO_ROOM + "232448"),

@@ -67,7 +67,7 @@ def make(case: Case, device: str = "cpu") -> dict:
         return [normal(*shape, dtype=dtype, **options) for _ in range(case.layers)]
 
     def matrices(rows: int, columns: int) -> list:
-        return of_layers(rows, columns, dtype=case.weights, scale=columns**-0.5)
+        return of_layers(rows, columns, dtype=case.weights, scale=max(columns, 1) ** -0.5)
 
     def biases(name: str, rows: int, **options) -> list | None:
         return of_layers(rows, **options) if name in case.biases else None
@@ -404,6 +404,12 @@ def test_a_device_that_is_not_current(cuda_device):
         assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.parametrize("size", ["d_model", "d_inner"])
+def test_a_stack_without_channels_is_refused(size, device):
+    with pytest.raises(RuntimeError, match=f"must have {size} of at least 1, got"):
+        s6_step(**make(BASE.with_(**{size: 0}), device))
+
+
 def test_it_does_not_synchronize(cuda_device):
     arguments = make(BASE.with_(slots=4, padding=1), cuda_device)
     torch.cuda.set_sync_debug_mode("error")
@@ -417,8 +423,8 @@ def test_it_does_not_synchronize(cuda_device):
     ("change", "message"),
     [
         ({"batch": 17}, "batch*steps must be at most 16 on CUDA, got 17"),
-        ({"d_model": 24}, "d_model must be a multiple of 16 on CUDA, got 24"),
-        ({"d_inner": 40}, "d_inner must be a multiple of 16 on CUDA, got 40"),
+        ({"d_model": 24}, "d_model must be a positive multiple of 16 on CUDA, got 24"),
+        ({"d_inner": 40}, "d_inner must be a positive multiple of 16 on CUDA, got 40"),
         ({"layers": 129}, "layers must be at most 128 on CUDA, got 129"),
         ({"states": F64}, "all tensors must be of at most 4 bytes an element on CUDA, got 8"),
     ],

@@ -1,5 +1,6 @@
 """CUDA only: other streams, graph capture, other devices than the current one."""
 
+import concurrent.futures
 import copy
 
 import pytest
@@ -142,3 +143,21 @@ def test_it_does_not_synchronize(cuda_device):
         out.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_threads_that_launch_one_kernel(cuda_device):
+    """Blocks of these two calls take different amounts of shared memory. What one thread asks for
+    must not be what the other's launch gets."""
+    cases = [Case(batch=1, dim=dim, seqlen=64, dtype=torch.bfloat16) for dim in (512, 1536)]
+
+    def launch_many(case: Case) -> dict[str, torch.Tensor]:
+        arguments = op_arguments(case, inputs_on(case, cuda_device))
+        for _ in range(3000):
+            out = torch.ops.selective_scan.selective_scan_fwd(*arguments, False)[0]
+        return {"out": out}
+
+    expected = [run(case, cuda_device)["out"] for case in cases]
+    with concurrent.futures.ThreadPoolExecutor(len(cases)) as threads:
+        results = list(threads.map(launch_many, cases))
+    for wanted, result in zip(expected, results, strict=True):
+        assert_same_bits({"out": wanted}, result)

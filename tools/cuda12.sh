@@ -86,7 +86,7 @@ sed -i -E '/<(float|Half)[,>]/d' "$folder"/zoh/{dstate1_long,dstate1_wide,narrow
 sources=(
   csrc/cuda/conv/forward.cu csrc/cuda/diagonal/backward.cu "$folder/zoh/dstate1_long.cu" "$folder/zoh/dstate1_wide.cu"
   "$folder/zoh/narrow.cu" "$folder/zoh/floor_float.cu" csrc/cuda/kit/segments.cu csrc/cuda/launch.cu
-  csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/plan/device.cu
+  csrc/cuda/matrix/forward.cu csrc/cuda/norm/norm.cu csrc/cuda/kit/launch_tools.cu
   csrc/cuda/prefill/prefill.cu
   "$folder/zoh/prompt.cu" "$folder/zoh/streamed_forward_complex_float_2x8.cu"
   csrc/cuda/step/launch.cu csrc/cuda/sums/gradient_sums.cu csrc/cuda/unitary/forward.cu

@@ -55,6 +55,11 @@ void run_tasks(int64_t tasks, int64_t workers, const ThreadPool& pool, const Run
   });
 }
 
+/// Below this number of state updates, waking other threads costs more than they save.
+constexpr int64_t kSerialUpdates = 32 * 1024;
+/// The scratch memory that a call may take on a thread's stack.
+constexpr int64_t kStackBytes = 32 * 1024;
+
 /// Returns the number of threads to use for `tasks` tasks of `work` in total: one if `work` is less
 /// than `least`.
 inline int64_t workers_for(int64_t tasks, double work, double least, const ThreadPool& pool) {

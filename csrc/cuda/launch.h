@@ -87,15 +87,16 @@ cudaError_t launch(const NormBackwardParams& params, const ScratchMemory& memory
 /// in "major=7 multiprocessors=40 [...] paths=dstate1,floor".
 cudaError_t describe_device(std::string& text);
 
-/// A few tokens through a stack of layers. `refusal` says why the current device cannot run a call
-/// of these sizes, if it cannot. A new workspace must be zeroed, and calls that may overlap must
-/// not share one. The workspace and the matrices are aligned to kStepAlignment bytes. Indices of
-/// slots that do not exist count as padding.
-constexpr int64_t kStepAlignment = 16;
+/// What a step needs of its caller. `refusal` says why the current device cannot run a call of
+/// these sizes, if it cannot.
 struct StepNeeds {
   Refusal refusal;
   int64_t workspace_bytes = 0;
 };
+/// The alignment of the workspace and of the matrices, in bytes.
+constexpr int64_t kStepAlignment = 16;
+/// A few tokens through a stack of layers. A new workspace must be zeroed, and calls that may
+/// overlap must not share one. Indices of slots that do not exist count as padding.
 cudaError_t step_needs(const StepParams& params, StepNeeds& needs);
 cudaError_t step_through_layers(const StepParams& params, void* workspace, cudaStream_t stream);
 

@@ -23,8 +23,8 @@ namespace selective_scan::op {
 
 using torch::headeronly::IntHeaderOnlyArrayRef;
 
-/// Silences PyTorch's log during its lifetime. Before 2.13, PyTorch writes each exception that the
-/// stable ABI stops to stderr, with a backtrace. This is cosmetic: if PyTorch has no such log
+/// Silences the log of a PyTorch before 2.13 during its lifetime, which writes each exception that
+/// the stable ABI stops to stderr, with a backtrace. This is cosmetic: if PyTorch has no such log
 /// level, it logs as usual.
 class QuietLog {
  public:
@@ -37,9 +37,13 @@ class QuietLog {
   static constexpr int kFatal = 3;
 
 #if defined(__linux__)
-  /// PyTorch's log level, which all threads share.
+  /// PyTorch's log level, which all threads share; null if it need not change.
   static int* level() {
-    static int* const level = static_cast<int*>(dlsym(RTLD_DEFAULT, "FLAGS_caffe2_log_level"));
+    constexpr uint64_t kQuietVersion = uint64_t{2} << 56 | uint64_t{13} << 48;
+    static int* const level =
+        aoti_torch_abi_version() >= kQuietVersion
+            ? nullptr
+            : static_cast<int*>(dlsym(RTLD_DEFAULT, "FLAGS_caffe2_log_level"));
     return level;
   }
   /// The level at the first call. A later read could see the kFatal that another thread has set.

@@ -12,6 +12,8 @@ namespace {
 /// row of sums.
 constexpr int64_t kTaskChannels = 16384;
 constexpr int64_t kMostTasks = 256;
+/// The channels whose parts are summed at a time.
+constexpr int64_t kSumChannels = 512;
 
 /// The division of a call. Only `workers` depends on the number of threads.
 struct NormPlan {
@@ -30,7 +32,7 @@ struct NormPlan {
         workers(std::clamp<int64_t>(tasks, 1, pool.num_threads)),
         arena{static_cast<char*>(workspace)},
         scratch(arena, workers, kernels.scratch_bytes(params)),
-        part_bytes(round_up(params.channels * 8, Arena::kAlignment)),
+        part_bytes(round_up(params.channels * (params.is_double ? 8 : 4), Arena::kAlignment)),
         parts(arena.take<char>(has_parts ? tasks * part_bytes : 0)) {}
 
   template <class Run>
@@ -45,14 +47,20 @@ struct NormPlan {
 
 /// Sums the tasks' parts in a fixed order.
 template <class T>
-void add_parts(const NormBackwardParams& params, const NormPlan& plan) {
-  for (int64_t channel = 0; channel < params.channels; ++channel) {
-    double sum = 0;
+void add_parts(const NormBackwardParams& params, const NormPlan& plan, const ThreadPool& pool) {
+  const int64_t blocks = ceil_div(params.channels, kSumChannels);
+  parallel_for(pool, blocks, [&](int64_t block) {
+    const int64_t first = block * kSumChannels;
+    const int64_t count = std::min(kSumChannels, params.channels - first);
+    double sums[kSumChannels] = {};
     for (int64_t task = 0; task < plan.tasks; ++task) {
-      sum += reinterpret_cast<const T*>(plan.parts + task * plan.part_bytes)[channel];
+      const T* part = reinterpret_cast<const T*>(plan.parts + task * plan.part_bytes) + first;
+      for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
     }
-    store_element(params.dweight.data, params.dweight.dtype, channel, sum);
-  }
+    for (int64_t i = 0; i < count; ++i) {
+      store_element(params.dweight.data, params.dweight.dtype, first + i, sums[i]);
+    }
+  });
 }
 
 }  // namespace
@@ -78,7 +86,7 @@ void launch(const NormBackwardParams& params, void* workspace, const ThreadPool&
   plan.run(params, pool, [&](const NormTask& task, void* scratch, void* part) {
     plan.kernels.backward(params, task, scratch, has_parts ? part : nullptr);
   });
-  if (has_parts) (params.is_double ? &add_parts<double> : &add_parts<float>)(params, plan);
+  if (has_parts) (params.is_double ? &add_parts<double> : &add_parts<float>)(params, plan, pool);
 }
 
 }  // namespace selective_scan::cpu

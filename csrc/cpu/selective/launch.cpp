@@ -14,9 +14,6 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below this number of state updates, waking other threads costs more than they save.
-constexpr int64_t kSerialUpdates = 32 * 1024;
-
 /// A forward task is small enough to keep all threads busy and large enough to spread the cost of
 /// staging B and C. Both sizes are multiples of every instruction set's vector width.
 constexpr int64_t kLargestForwardBlock = 64;

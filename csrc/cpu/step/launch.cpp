@@ -28,8 +28,6 @@ constexpr double kTaskBytes = 32 * 1024;
 constexpr int64_t kTasksPerWorker = 4;
 /// The number of times that a thread polls for other threads' tasks before it sleeps.
 constexpr int kSpins = 4096;
-/// The scratch memory that a call may take on its stack.
-constexpr int64_t kStackBytes = 32 * 1024;
 
 /// The division of a phase's items into tasks of equal size.
 struct PhaseSplit {

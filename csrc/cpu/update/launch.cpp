@@ -8,13 +8,9 @@
 namespace selective_scan::cpu {
 namespace {
 
-/// Below this number of state updates, waking other threads costs more than they save.
-constexpr int64_t kSerialUpdates = 32 * 1024;
 /// The channels of a task: a multiple of every instruction set's vector width, and enough to spread
 /// the cost of staging B and C.
 constexpr int64_t kTaskChannels = 128;
-/// The scratch memory that a thread may take on its stack.
-constexpr int64_t kStackBytes = 32 * 1024;
 
 /// The division of a call. Only `workers` depends on the number of threads.
 struct UpdatePlan {

@@ -53,7 +53,6 @@ struct BackwardArgs {
   Sequence gradients[BackwardRows::kAll];  // of the inputs; dout has none
   int warps;                               // per block
   int tiles;                               // per group
-  int work_items;                          // batch · groups · tiles
   BackwardWorkspace workspace;
 };
 

@@ -68,7 +68,6 @@ cudaError_t run_one_state(const BackwardParams& params, const BackwardPlan& plan
   args.strides = make_strides(params.u);
   args.warps = plan.warps;
   args.tiles = plan.tiles;
-  args.work_items = plan.work_items;
   args.workspace = workspace;
   return with_kernels(params, plan,
                       [&]<class Own>(Own) { return Own::backward(args, plan.shape, stream); });

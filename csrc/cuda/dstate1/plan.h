@@ -1,5 +1,5 @@
-// The plans of the dstate 1 path, which serves one real state in fp32. launch.cu turns a plan into
-// launches.
+// The plans of the dstate 1 path, which serves one real state in fp32 and, backward, up to 16
+// states of few short rows. launch.cu turns a plan into launches.
 #pragma once
 
 #include "../../core/params.h"

@@ -13,9 +13,14 @@
 
 namespace selective_scan::cuda {
 
-/// Returns the current device. Its figures are queried once per thread and change of device.
-/// SELECTIVE_SCAN_CUDA_DEVICE lowers them for tests: see lessened().
+/// Returns the current device. Its figures are queried once per thread. SELECTIVE_SCAN_CUDA_DEVICE
+/// lowers them for tests: see lessened().
 cudaError_t current_device(Device& device);
+
+/// Allows the blocks of a kernel all shared memory that a block of the current device can have. The
+/// limit belongs to the kernel and is the same for all threads of the process, so it is set once,
+/// and not to the size of a launch: another thread could lower it before that launch.
+cudaError_t allow_shared_memory(const void* kernel);
 
 /// Throws std::runtime_error if no block of the device can have this much shared memory.
 void check_shared_memory(const Device& device, int bytes);
@@ -33,8 +38,7 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), const LaunchShape& shap
   constexpr int kGranted = 32 * 1024;
   if (error == cudaSuccess && shape.shared_bytes > kGranted) {
     check_shared_memory(device, shape.shared_bytes);
-    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    error = allow_shared_memory(reinterpret_cast<const void*>(kernel));
   }
   if (error != cudaSuccess) return error;
   // CUDA would truncate larger numbers.

@@ -27,6 +27,14 @@ __device__ __forceinline__ Coefficients<T> coefficients(real_t<T> delta, const P
   return Formula<kMethod>::template value<DeviceMath>(delta, pole);
 }
 
+/// Returns a state after a step.
+template <Method kMethod, class T>
+__device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> u, const Pole<T>& pole,
+                                        T B) {
+  const Coefficients<T> value = coefficients<kMethod>(delta, pole);
+  return value.abar * h + held_input<kMethod>(delta, u, value) * B;
+}
+
 /// Returns a and b of a step, whatever the input's own step is.
 template <Method kMethod, class T>
 __device__ __forceinline__ Hold<T> hold_of(real_t<T> delta, const Pole<T>& pole) {

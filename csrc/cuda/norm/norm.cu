@@ -330,8 +330,7 @@ bool are_aligned(int64_t channels, const Views&... views) {
 }
 
 template <class R, int kVectors>
-cudaError_t run(const NormForwardParams& params, const Device& device, const ScratchMemory&,
-                cudaStream_t stream) {
+cudaError_t run(const NormForwardParams& params, const Device& device, cudaStream_t stream) {
   if (params.rows == 0) return cudaSuccess;
   using Own = Room<R, kVectors>;
   Shape shape(params, kVectors, Own::kForward, Own::kForwardBlocks, device);
@@ -343,8 +342,8 @@ cudaError_t run(const NormForwardParams& params, const Device& device, const Scr
 }
 
 template <class R, int kVectors>
-cudaError_t run(const NormBackwardParams& params, const Device& device, const ScratchMemory& memory,
-                cudaStream_t stream) {
+cudaError_t run(const NormBackwardParams& params, const Device& device, cudaStream_t stream,
+                const ScratchMemory& memory) {
   Shape shape(params, kVectors, Room<R, kVectors>::kBackward, 1, device);
   const bool has_vectors = are_aligned(params.channels, params.weight, params.total, params.dnormed,
                                        params.dtotal, params.dhidden, params.dresidual);
@@ -367,29 +366,30 @@ cudaError_t run(const NormBackwardParams& params, const Device& device, const Sc
   return add_up(sums, stream);
 }
 
-template <class Params>
-cudaError_t choose(const Params& params, const ScratchMemory& memory, cudaStream_t stream) {
+/// Runs a pass; `memory` is what it takes beyond the parameters.
+template <class Params, class... Memory>
+cudaError_t choose(const Params& params, cudaStream_t stream, const Memory&... memory) {
   Device device;
   const cudaError_t error = current_device(device);
   if (error != cudaSuccess || params.channels == 0) return error;
   const bool is_one = vectors_of(params.channels) == 1;
   if (params.is_double) {
-    return is_one ? run<double, 1>(params, device, memory, stream)
-                  : run<double, 2>(params, device, memory, stream);
+    return is_one ? run<double, 1>(params, device, stream, memory...)
+                  : run<double, 2>(params, device, stream, memory...);
   }
-  return is_one ? run<float, 1>(params, device, memory, stream)
-                : run<float, 2>(params, device, memory, stream);
+  return is_one ? run<float, 1>(params, device, stream, memory...)
+                : run<float, 2>(params, device, stream, memory...);
 }
 
 }  // namespace
 
 cudaError_t launch(const NormForwardParams& params, const ScratchMemory&, cudaStream_t stream) {
-  return choose(params, {}, stream);
+  return choose(params, stream);
 }
 
 cudaError_t launch(const NormBackwardParams& params, const ScratchMemory& memory,
                    cudaStream_t stream) {
-  return choose(params, memory, stream);
+  return choose(params, stream, memory);
 }
 
 }  // namespace selective_scan::cuda

@@ -47,7 +47,7 @@ inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_
   };
   return lowest % static_cast<uintptr_t>(bytes) == 0 && aligned(params.batch, view.batch) &&
          aligned(params.groups, view.group) && aligned(params.dstate, view.state) &&
-         (along_steps ? aligned(params.dim, view.channel) : view.step * size % bytes == 0);
+         (along_steps ? aligned(params.dim, view.channel) : aligned(params.seqlen, view.step));
 }
 
 /// Returns whether any `items` consecutive steps form one aligned vector, or several of 16 bytes.

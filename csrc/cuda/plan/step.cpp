@@ -17,8 +17,9 @@ Refusal refusal_of(const StepParams& params, const Device& device) {
   if (params.is_double) return {"all tensors must be of at most 4 bytes an element", 8};
   if (params.layers > kMostLayers) return {"layers must be at most 128", params.layers};
   if (params.rows() > kMostRows) return {"batch*steps must be at most 16", params.rows()};
-  if (params.dim % kColumnUnit != 0) return {"d_model must be a multiple of 16", params.dim};
-  if (params.inner % kColumnUnit != 0) return {"d_inner must be a multiple of 16", params.inner};
+  const auto is_width = [](int64_t size) { return size > 0 && size % kColumnUnit == 0; };
+  if (!is_width(params.dim)) return {"d_model must be a positive multiple of 16", params.dim};
+  if (!is_width(params.inner)) return {"d_inner must be a positive multiple of 16", params.inner};
   return {};
 }
 

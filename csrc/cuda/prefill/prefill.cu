@@ -70,12 +70,9 @@ __global__ void __launch_bounds__(kSlotThreads)
             load_component<T>(params.B, channel * params.B.channel + group * params.B.group +
                                             state * params.B.state + t * params.B.step);
         const R u = at_step(params.u);
-        if (params.input_delta.present()) {
-          h = after_driven_step<kMethod>(h, delta, at_step(params.input_delta) * u, pole, B);
-        } else {
-          const Coefficients<T> value = coefficients<kMethod>(delta, pole);
-          h = value.abar * h + held_input<kMethod>(delta, u, value) * B;
-        }
+        h = params.input_delta.present()
+                ? after_driven_step<kMethod>(h, delta, at_step(params.input_delta) * u, pole, B)
+                : after_step<kMethod>(h, delta, u, pole, B);
       }
     });
     const ArrayView& pool = params.slots.pool;

@@ -12,6 +12,14 @@ namespace selective_scan::cuda::step {
 enum Exchange : uint32_t { kX = 1, kProjections, kY, kStream };
 constexpr uint32_t kExchanges = 4;
 
+/// Returns the number of the exchange before a launch's first one, from the last one so far. No
+/// exchange of the launch has the highest bit in its number, by which words of the stream differ
+/// from it.
+__device__ __forceinline__ uint32_t first_epoch(uint32_t last) {
+  constexpr uint32_t kMostOfLaunch = kExchanges * (kMostLayers + 2);
+  return last < 0x80000000 - kMostOfLaunch ? last : 0;
+}
+
 /// The factor of a row of the stream before it is rounded to W, which is a power of two about as
 /// large as the last norm's scale, and the inverse of that factor.
 struct Scale {
@@ -49,7 +57,7 @@ struct Block {
         ring(ring),
         inverse_channels(inverse_of(channels.count)),
         side_by_side(entries_beside(channels.count)),
-        epoch(value_of(*words(ExchangeLayout::kEpoch))) {}
+        epoch(first_epoch(value_of(*words(ExchangeLayout::kEpoch)))) {}
 
   __device__ __forceinline__ Word* words(int64_t offset) const {
     return static_cast<Word*>(args.workspace) + offset;

@@ -2,8 +2,9 @@
 //
 // A value and the number of its exchange are one word of 8 or 16 bytes, which is written and read
 // as a whole. A block that needs the value reads the word until it has the number that is due.
-// Numbers grow from exchange to exchange and from launch to launch, so nothing is ever cleared: an
-// older word would be taken for a new one only after 2^31 exchanges in which nobody wrote it. A
+// Numbers grow from exchange to exchange and from launch to launch, and begin anew at 2^31, so
+// nothing is ever cleared: an older word would be taken for a new one only after about 2^31
+// exchanges in which nobody wrote it. A
 // word can be overwritten as soon as all blocks have read it: between two exchanges of the same
 // kind there is always another one in which every block waits for all others.
 #pragma once
@@ -53,8 +54,7 @@ __device__ __forceinline__ WordPair read(const WordPair* source) {
 }
 
 /// A word of the stream has 16 bytes, so that it includes the sum of its squares. The sum's sign
-/// bit is set: it lies where words of 8 bytes have the number of an exchange, and reads as a number
-/// that is far from due.
+/// bit is set: it lies where words of 8 bytes have the number of an exchange, which never has it.
 struct StreamWord {
   uint32_t low;  // a float, or two values of two bytes
   uint32_t signed_squares;

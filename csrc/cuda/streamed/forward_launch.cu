@@ -39,11 +39,12 @@ cudaError_t run(const ForwardParams& call, const ForwardPlan& plan, void* memory
   ForwardArgs args{};
   static_cast<ForwardGeometry&>(args) = plan.geometry;
   args.params = params;
-  args.u = plan.rows[0];
-  args.delta = plan.rows[1];
-  args.z = plan.rows[2];
-  args.out = plan.rows[3];
-  args.input_delta = plan.rows[4];
+  const auto& [u, delta, z, out, input_delta] = plan.rows;  // as rows_of() returns them
+  args.u = u;
+  args.delta = delta;
+  args.z = z;
+  args.out = out;
+  args.input_delta = input_delta;
   args.map = plan.map;
   args.chunks = plan.chunks;
   args.states = segment_states(plan.scratch, memory);

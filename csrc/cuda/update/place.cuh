@@ -1,4 +1,4 @@
-// The positions of the state update's threads, and one step of a state.
+// The positions of the state update's threads.
 #pragma once
 
 #include "../kit/states.cuh"
@@ -31,13 +31,5 @@ struct Place {
     return head * view.group + channel * view.channel;
   }
 };
-
-/// Returns a state after a step.
-template <Method kMethod, class T>
-__device__ __forceinline__ T after_step(T h, real_t<T> delta, real_t<T> x, const Pole<T>& pole,
-                                        T B) {
-  const Coefficients<T> value = coefficients<kMethod>(delta, pole);
-  return value.abar * h + held_input<kMethod>(delta, x, value) * B;
-}
 
 }  // namespace selective_scan::cuda::update

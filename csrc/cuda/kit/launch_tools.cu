@@ -1,11 +1,14 @@
-// The properties of the current device that the launchers know.
+#include "launch_tools.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
-
-#include "../kit/launch_tools.h"
+#include <utility>
+#include <vector>
 
 namespace selective_scan::cuda {
 namespace {
@@ -31,20 +34,36 @@ cudaError_t ask(int id, Device& device) {
 }  // namespace
 
 cudaError_t current_device(Device& device) {
-  thread_local int known_id = -1;
-  thread_local Device known;
+  thread_local std::vector<std::optional<Device>> known;  // by number
   int id = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  if (error == cudaSuccess && id != known_id) {
+  if (const cudaError_t error = cudaGetDevice(&id); error != cudaSuccess) return error;
+  if (static_cast<size_t>(id) >= known.size()) known.resize(id + 1);
+  if (!known[id]) {
     Device found;
-    error = ask(id, found);
-    if (error == cudaSuccess) {
-      const char* const less = std::getenv("SELECTIVE_SCAN_CUDA_DEVICE");
-      known = lessened(found, less == nullptr ? "" : less);
-      known_id = id;
-    }
+    if (const cudaError_t error = ask(id, found); error != cudaSuccess) return error;
+    const char* const less = std::getenv("SELECTIVE_SCAN_CUDA_DEVICE");
+    known[id] = lessened(found, less == nullptr ? "" : less);
   }
-  device = known;
+  device = *known[id];
+  return cudaSuccess;
+}
+
+cudaError_t allow_shared_memory(const void* kernel) {
+  static std::mutex mutex;
+  static std::set<std::pair<const void*, int>> allowed;  // kernels, and numbers of devices
+  int id = 0;
+  if (const cudaError_t error = cudaGetDevice(&id); error != cudaSuccess) return error;
+  const std::lock_guard lock(mutex);
+  if (allowed.count({kernel, id}) > 0) return cudaSuccess;
+  int most = 0;
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 most - static_cast<int>(attributes.sharedSizeBytes));
+  }
+  if (error == cudaSuccess) allowed.insert({kernel, id});
   return error;
 }
 
