@@ -67,13 +67,13 @@ help:
 	@echo "make clean       remove what was built"
 	@echo "Variables: PYTHON=$(PYTHON) ENV=$(ENV) TORCH=$(TORCH) MAX_JOBS=$(MAX_JOBS) TEST_JOBS=$(TEST_JOBS)"
 
-demo: build
+demo: $(ENV)/demo.stamp
 	$(BIN)/python examples/train_digits.py --device $(DEVICE) $(ARGS)
 
-generate: build
+generate: $(ENV)/demo.stamp
 	$(BIN)/python examples/language_model.py --device $(DEVICE) $(ARGS)
 
-train-long: build
+train-long: $(ENV)/demo.stamp
 	$(BIN)/torchrun --standalone --nproc-per-node $(RANKS) examples/train_long.py --device $(DEVICE) $(ARGS)
 
 test: build
@@ -97,11 +97,20 @@ $(ENV)/torch.stamp: $(ENV)/bin/python FORCE
 	  { $(PIP) install '$(TORCH)' 'setuptools>=77' ninja && echo '$(TORCH)' > $@; }
 
 # FORCE if the library itself is missing, because it was built for another environment or removed.
-$(ENV)/package.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_scan/_cpu.so),,FORCE)
+$(ENV)/library.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_scan/_cpu.so),,FORCE)
 	@command -v $${CXX:-c++} > /dev/null || \
 	  { echo "A C++ compiler is needed; on Debian and Ubuntu: apt install g++"; exit 1; }
 	$(BIN)/python setup.py build_ext --inplace
-	@echo "Installing selective_scan with what the demo and the tests need ..."
+	@touch $@
+
+# The examples need few packages, so none that only the tests need can be in their way.
+$(ENV)/demo.stamp: $(ENV)/library.stamp pyproject.toml
+	@echo "Installing selective_scan with what the examples need ..."
+	$(PIP) install --quiet --no-build-isolation --editable '.[demo]'
+	@touch $@
+
+$(ENV)/package.stamp: $(ENV)/library.stamp pyproject.toml
+	@echo "Installing selective_scan with what the tests need ..."
 	$(PIP) install --quiet --no-build-isolation --editable '.[benchmark,demo,test]'
 	@touch $@
 
@@ -171,7 +180,8 @@ sanitize:
 	tools/compute_sanitizer.sh $(BIN)/python
 
 clean:
-	rm -rf build dist *.egg-info selective_scan/*.so $(ENV)/package.stamp
+	rm -rf build dist *.egg-info selective_scan/*.so selective_scan/*.pyd
+	rm -f $(ENV)/library.stamp $(ENV)/demo.stamp $(ENV)/package.stamp
 	find . -name __pycache__ -not -path './$(ENV)/*' -prune -exec rm -rf {} +
 
 FORCE:

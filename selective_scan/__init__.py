@@ -17,8 +17,13 @@
     backends              says which kernels are available, and why others are not
     allow_fallback        runs the reference if a library is missing, instead of an ImportError
 
-``python -m selective_scan`` prints what is installed and checks it.
+``python -m selective_scan`` prints what is installed and checks it. The modules ``compat``,
+``distributed``, ``integrations``, ``onnx`` and ``vision`` are imported when they are first used.
 """
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ._library import allow_fallback, backends
 from ._version import __version__
@@ -64,3 +69,13 @@ __all__ = [
     "selective_state_update",
     "selective_state_update_ref",
 ]
+
+_MODULES = ("compat", "distributed", "integrations", "onnx", "vision")
+if TYPE_CHECKING:
+    from . import compat, distributed, integrations, onnx, vision  # noqa: F401
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
-import onnxruntime
+import pytest
 import torch
 from onnxscript.values import TracedOnnxFunction
 from torch import Tensor, nn
 
 from selective_scan.onnx import export
+
+# It has no release for Python 3.10 that can run these models.
+onnxruntime = pytest.importorskip("onnxruntime", minversion="1.32")
 
 OPSETS = (27, 18)
 

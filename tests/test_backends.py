@@ -377,6 +377,26 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert packages.isdisjoint({"decimal", "fractions"})
 
 
+def test_modules_that_are_imported_when_they_are_used():
+    code = """
+import sys
+import selective_scan
+modules = {"compat", "distributed", "integrations", "onnx", "vision"}
+assert not {f"selective_scan.{name}" for name in modules} & set(sys.modules)
+for name in modules:
+    assert getattr(selective_scan, name).__name__ == f"selective_scan.{name}"
+assert selective_scan.integrations.transformers.enable
+try:
+    selective_scan.compact
+except AttributeError as error:
+    assert str(error) == "module 'selective_scan' has no attribute 'compact'"
+else:
+    raise AssertionError("there is no such module")
+"""
+    result = programs.run_python("-c", code)
+    assert result.returncode == 0, result.stderr
+
+
 # The orders in which a process may import the package and the counter.
 ORDERS = {
     "before": "import torch.utils.flop_counter, selective_scan",

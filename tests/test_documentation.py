@@ -70,8 +70,9 @@ def test_there_are_examples():
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the files that it writes
-    if "from transformers" in example:
-        pytest.importorskip("transformers", reason="needs the package transformers")
+    for package in ("transformers", "onnxruntime"):
+        if f"from {package}" in example or f"import {package}" in example:
+            pytest.importorskip(package, reason=f"needs the package {package}")
     exec(compile(example, "<example>", "exec"), {"__name__": "__main__"})
 
 

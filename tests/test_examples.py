@@ -116,6 +116,7 @@ def test_text_is_learned_and_written(tmp_path):
     [("18", "1"), *(pytest.param(it, "7", marks=pytest.mark.slow) for it in ("18", "27"))],
 )
 def test_onnxruntime_generates_the_tokens_of_pytorch(opset, length, tmp_path):
+    pytest.importorskip("onnxruntime", minversion="1.32")
     small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", length]
     few = ["--new-tokens", "8", "--seconds", "0", "--opset", opset, "--output", str(tmp_path)]
     result = run(*small, *few, script=EXAMPLES / "onnx_language_model.py")
@@ -129,6 +130,7 @@ def test_onnxruntime_generates_the_tokens_of_pytorch(opset, length, tmp_path):
 
 
 def test_onnxruntime_generates_one_token_at_least():
+    pytest.importorskip("onnxruntime")
     result = run("--new-tokens", "0", script=EXAMPLES / "onnx_language_model.py")
     assert result.returncode == 2
     assert "--new-tokens must be at least 1" in result.stderr

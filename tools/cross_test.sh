@@ -10,6 +10,7 @@
 set -euo pipefail
 [[ $# -ge 1 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
+[[ $(uname) == Linux ]] || { echo "$0 cross-compiles, which needs Linux" >&2 && exit 1; }
 case $1 in
   arm64)
     compiler=${CXX:-aarch64-linux-gnu-g++} emulator=${EMULATOR-qemu-aarch64} flags=-O2

@@ -10,6 +10,7 @@
 set -euo pipefail
 [[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
+[[ $(uname) == Linux ]] || { echo "$0 cross-compiles, which needs Linux" >&2 && exit 1; }
 python=$2 folder=$3
 torch=torch==2.10.0 # the oldest that is supported
 zig=ziglang==0.17.1

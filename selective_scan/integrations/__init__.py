@@ -2,3 +2,16 @@
 
 transformers    Mamba, FalconMamba, Jamba and Zamba
 """
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import transformers  # noqa: F401
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "transformers":
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
