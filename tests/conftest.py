@@ -143,6 +143,13 @@ def seeded(request):
     torch.manual_seed(generator(name).initial_seed())
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """Forgets what earlier tests compiled: PyTorch limits how often a function is compiled anew."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+
+
 @pytest.fixture
 def compat_modules():
     """Installs selective_scan.compat's modules, whether or not the real packages are installed."""

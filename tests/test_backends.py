@@ -332,7 +332,6 @@ def test_fallback_on_another_device(without_kernels, caplog):
 
 
 def test_fallback_under_torch_compile_warns_too(without_kernels, caplog):
-    torch._dynamo.reset()
     inputs = inputs_on(SMALL, "cpu")
     allow_fallback()
     compiled = torch.compile(selective_scan_fn, fullgraph=True, backend="eager")

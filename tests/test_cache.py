@@ -270,7 +270,6 @@ def test_a_cache_outlives_inference_mode(device):
     ids=str,
 )
 def test_compiled(backend, lengths, options, device):
-    torch._dynamo.reset()
     model = model_of(device, **{"depth": 1} | options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     x = sequence(model, sum(lengths))
@@ -278,7 +277,6 @@ def test_compiled(backend, lengths, options, device):
     for _ in range(2):
         assert error(by_parts(compiled, x, lengths, cache), expected) < BOUNDS[x.dtype]
         cache.reset()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +291,6 @@ def test_compiled(backend, lengths, options, device):
     ],
 )
 def test_compiled_rows(kind, backend):
-    torch._dynamo.reset()
     cache = model_of(depth=1).allocate_cache(BATCH)
 
     @torch.compile(fullgraph=True, backend=backend)
@@ -308,13 +305,11 @@ def test_compiled_rows(kind, backend):
     for rows in ([3, 1, 0], [2, -1, 0]):
         with pytest.raises(RuntimeError, match="selective_scan: rows must be from 0 to batch - 1"):
             change(kind([1]), kind(rows))
-    torch._dynamo.reset()
 
 
 def test_compiled_step_and_reorder(device):
     """A compiled step with a reorder is correct. Inductor by itself would read rows of the state
     that the step has changed while it writes them."""
-    torch._dynamo.reset()
     model = model_of(device, depth=1)
     caches = [model.allocate_cache(BATCH) for _ in range(2)]
 
@@ -330,7 +325,6 @@ def test_compiled_step_and_reorder(device):
         assert error(y, expected) < BOUNDS[y.dtype]
         for one, other in zip(*map(tensors_of, caches), strict=True):
             torch.testing.assert_close(other, one)
-    torch._dynamo.reset()
 
 
 # --- refusals -------------------------------------------------------------------------------------

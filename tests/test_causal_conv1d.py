@@ -430,8 +430,6 @@ def test_opcheck(case, device):
 
 
 def test_compiled_code_writes_final_states(device):
-    torch._dynamo.reset()
-
     def function(x, weight, out):
         return causal_conv1d_fn(x, weight, None, None, None, True, out, activation="silu")
 

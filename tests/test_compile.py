@@ -34,13 +34,6 @@ CASES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def ops():
     namespace = torch.ops.selective_scan
     return namespace.selective_scan_fwd.default, namespace.selective_scan_bwd.default

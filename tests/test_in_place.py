@@ -284,7 +284,6 @@ def test_compiled_code_changes_the_states_in_place(name, backend, device):
         x = arguments[operator.x] + 1
         return 2 * operator.function(**arguments | {operator.x: x})
 
-    torch._dynamo.reset()
     result = torch.compile(step, fullgraph=True, backend=backend)(other)
     torch.testing.assert_close(result, step(arguments))
     for pair in zip(operator.states_of(other), operator.states_of(arguments), strict=True):

@@ -263,7 +263,6 @@ def test_gradcheck(complex, bidirectional):
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compile(backend, device):
-    torch._dynamo.reset()
     compiled = torch.compile(mamba_inner_fn, fullgraph=True, backend=backend)
     tensors = tensors_of(EVERYTHING, device)
     for autocast, seqlen in itertools.product((False, True), (70, 33)):

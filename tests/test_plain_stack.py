@@ -313,14 +313,12 @@ def test_models_on_several_streams(cuda_device):
 
 
 def test_compiled_code_on_a_gpu_calls_the_operator(cuda_device):
-    torch._dynamo.reset()
     model = model_of(cuda_device)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
     for steps in (1, 1, 2, 2):
         x = steps_of(model, BATCH, steps)
         assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
-    torch._dynamo.reset()
 
 
 # --- the modules ----------------------------------------------------------------------------------
@@ -367,7 +365,6 @@ def test_an_input_of_another_dtype_is_refused_as_by_the_modules():
 
 @pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
 def test_compiled_code_calls_the_operator(kind):
-    torch._dynamo.reset()
     model = model_of()
     model = model if kind == "S6" else model.layers[0]
     targets = []
@@ -383,7 +380,6 @@ def test_compiled_code_calls_the_operator(kind):
         # A layer's norm has a separate kernel, which compiled code does not call.
         torch.testing.assert_close(compiled(x, cache=cache), model(x, cache=other))
     assert torch.ops.selective_scan.s6_step.default in targets
-    torch._dynamo.reset()
 
 
 # --- many steps -----------------------------------------------------------------------------------
