@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from selective_scan import S6
+from selective_scan import S6, MixerCache, S6Cache
 from selective_scan._discretization import DISCRETIZATIONS
 
 
@@ -18,6 +18,10 @@ def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     return [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded]
+
+
+def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
+    return cache._tensors()
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from layers import error
+from layers import error, tensors_of
 from opchecks import needs_pytorch
 from problem import generator
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache
@@ -40,10 +40,6 @@ def random_split(name: object, seqlen: int = SEQLEN) -> list[int]:
 
 def by_parts(model: torch.nn.Module, x: torch.Tensor, lengths, cache) -> torch.Tensor:
     return torch.cat([model(part, cache=cache) for part in x.split(lengths, dim=1)], 1)
-
-
-def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
-    return cache._tensors()
 
 
 # --- splits ---------------------------------------------------------------------------------------
@@ -148,8 +144,7 @@ def test_a_convolution_with_a_hook_is_called(width, device):
     assert error(outs, model(x)) < 1e-5
     expected = model.allocate_cache(BATCH)
     model(x, cache=expected)
-    for tensor, other in zip(tensors_of(cache), tensors_of(expected), strict=True):
-        torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(tensors_of(cache), tensors_of(expected), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("seqlen", [0, 1, 4])
@@ -323,8 +318,7 @@ def test_compiled_step_and_reorder(device):
         expected = step(part, caches[0], rows)
         y = torch.compile(step, fullgraph=True)(part, caches[1], rows)
         assert error(y, expected) < BOUNDS[y.dtype]
-        for one, other in zip(*map(tensors_of, caches), strict=True):
-            torch.testing.assert_close(other, one)
+        torch.testing.assert_close(*map(tensors_of, caches))
 
 
 # --- refusals -------------------------------------------------------------------------------------

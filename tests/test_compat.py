@@ -379,8 +379,7 @@ def test_block_fused_and_not(compat_modules, has_mlp):
     blocks[1].load_state_dict(blocks[0].state_dict())
     x, residual = torch.randn(2, 2, 7, 12)
     results = [block(x, residual) for block in blocks]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     hidden, total = results[0]
     if not has_mlp:
         assert torch.equal(total, x + residual)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
+from accuracy import assert_same_bits
 from layers import error, loss_of
 from opchecks import Ops, in_order, needs_pytorch, opcheck_forward
 from problem import TENSORS, Case, detached, inputs_on, options_on
@@ -118,7 +119,7 @@ def test_the_function_and_the_registered_derivative_agree(case, return_last_stat
     with torch.no_grad():
         actual += by_function()
         expected += by_op
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    assert_same_bits(actual, expected)
 
 
 def test_a_gradient_of_a_subclass_of_tensor(device):
@@ -170,7 +171,7 @@ def test_gradient_of_a_tensor_that_outlives_a_transform(device):
     torch.func.grad(keep)(inputs[0])
     actual = gradients([selective_scan_fn(kept[0], *inputs[1:])], inputs)
     expected = gradients([selective_scan_fn(2 * inputs[0], *inputs[1:])], inputs)
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    assert_same_bits(actual, expected)
 
 
 def test_double_backward_of_the_op_is_refused(device):
@@ -224,10 +225,9 @@ def test_compiled_function_in_two_graphs(case, device):
         inputs = inputs_on(case.with_(seqlen=seqlen), device)
         leaves = list(inputs.values())
         actual, expected = compiled(inputs), scan(inputs)
-        assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+        assert_same_bits(actual, expected)
         assert actual[0].stride() == expected[0].stride()
-        pairs = zip(gradients(actual, leaves), gradients(expected, leaves), strict=True)
-        assert all(torch.equal(a, e) for a, e in pairs)
+        assert_same_bits(gradients(actual, leaves), gradients(expected, leaves))
     assert counter.frame_count <= 2
 
 
@@ -280,7 +280,7 @@ def test_make_fx(tracing_mode, device):
     graph = make_fx(step, tracing_mode=tracing_mode)(*inputs)
     called = [node.target for node in graph.graph.nodes]
     assert all(op in called for op in ops())
-    assert all(torch.equal(a, e) for a, e in zip(graph(*inputs), step(*inputs), strict=True))
+    assert_same_bits(graph(*inputs), step(*inputs))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

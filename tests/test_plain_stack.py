@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from accuracy import assert_same_bits
 from changed_parts import CHANGES, hooked
 from gpu_kernels import has_step
-from layers import error
+from layers import error, tensors_of
 from opchecks import Ops
 from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
@@ -56,10 +57,6 @@ def through_modules(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear | nn.RMSNorm):
             module.register_forward_hook(lambda *_: None)
     return exact
-
-
-def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
-    return cache._tensors()
 
 
 def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> None:
@@ -290,8 +287,7 @@ def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
         if step % 10 == 0:  # without the graph, from its state
             x.normal_()
             assert torch.equal(model(x, cache=cache, head=head), model(x, cache=other, head=head))
-    for state, expected in zip(tensors_of(cache), tensors_of(other), strict=True):
-        assert torch.equal(state, expected)
+    assert_same_bits(tensors_of(cache), tensors_of(other))
 
 
 def test_models_on_several_streams(cuda_device):
