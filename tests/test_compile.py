@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from accuracy import assert_same_bits
 from layers import error, loss_of
-from opchecks import Ops, in_order, needs_pytorch, opcheck_forward
-from problem import TENSORS, Case, detached, inputs_on, options_on
+from opchecks import Ops, needs_pytorch, opcheck_forward
+from problem import TENSORS, Case, inputs_on, op_arguments
 from selective_scan import S6, selective_scan_fn
 from test_s6 import KINDS
 
@@ -40,13 +40,6 @@ def ops():
     return namespace.selective_scan_fwd.default, namespace.selective_scan_bwd.default
 
 
-def arguments(case, device, requires_grad):
-    """Returns the forward op's arguments without save_states."""
-    given = inputs_on(case, device)
-    given = (given if requires_grad else detached(given)) | options_on(case, device)
-    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
-
-
 def gradients(outputs, inputs):
     return torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
 
@@ -62,13 +55,13 @@ def output_and_gradients(model, x):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_forward_op(case, device):
     forward, _ = ops()
-    opcheck_forward(forward, arguments(case, device, True))
+    opcheck_forward(forward, op_arguments(case, inputs_on(case, device), requires_grad=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op(case, device):
     forward, backward = ops()
-    inputs = arguments(case, device, False)
+    inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = forward(*inputs, True)
     for given in (
         (out, last_state, *inputs, states),
@@ -86,7 +79,7 @@ def half_of_a_wider_tensor(like):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
-    inputs = arguments(case, device, False)
+    inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = ops()[0](*inputs, True)
     given = {
         f"d{name}": None if tensor is None else half_of_a_wider_tensor(tensor)
@@ -103,7 +96,7 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
 )
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls bypass the op's registered derivative, and give the same bits."""
-    inputs = arguments(case, device, True)
+    inputs = op_arguments(case, inputs_on(case, device), requires_grad=True)
     leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
     names = ("discretization_method", "initial_state", "reverse", "cu_seqlens", "input_delta")
     options = dict(zip(names, inputs[9:], strict=True))
@@ -183,7 +176,7 @@ def test_double_backward_of_the_op_is_refused(device):
 
 
 def test_gradients_of_inputs_that_need_none_are_none(device):
-    inputs = arguments(SMALL, device, False)
+    inputs = op_arguments(SMALL, inputs_on(SMALL, device))
     inputs[2].requires_grad_()
     out = ops()[0](*inputs, True)[0]
     out.sum().backward()

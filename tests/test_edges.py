@@ -4,15 +4,22 @@ import pytest
 import torch
 
 from accuracy import Tolerance, assert_same_bits, complaint
-from problem import TENSORS, Case, check, detached, inputs_on, lay_out, make, reference, run
+from problem import (
+    TENSORS,
+    Case,
+    check,
+    detached,
+    inputs_on,
+    lay_out,
+    make,
+    reference,
+    run,
+    scan,
+)
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 SMALL = Case(dim=4, dstate=4, seqlen=40)
 STATE_SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256)
-
-
-def scan(case, inputs, **options):
-    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
 
 
 # --- sizes ----------------------------------------------------------------------------------------

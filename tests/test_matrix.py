@@ -25,6 +25,8 @@ from problem import (
     lay_out,
     make,
     op_arguments,
+    part_of,
+    scan,
 )
 from selective_scan import selective_scan_fn
 
@@ -210,17 +212,10 @@ SAMPLES = [
 ]
 
 
-def forward(case, device, inputs=None, **options):
-    inputs = inputs or detached(inputs_on(case, device))
-    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
-
-
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_saving_states_for_backward_does_not_change_the_output(case, device):
-    with_grad = selective_scan_fn(
-        **inputs_on(case, device), **make(case).options, return_last_state=True
-    )
-    for expected, actual in zip(with_grad, forward(case, device), strict=True):
+    inputs = inputs_on(case, device)
+    for expected, actual in zip(scan(case, inputs), scan(case, detached(inputs)), strict=True):
         assert torch.equal(expected, actual)
         assert expected.requires_grad
         assert not actual.requires_grad
@@ -296,8 +291,8 @@ def test_reverse_is_flip_scan_flip(case, device):
         return value.unflatten(-1, (-1, 2)).flip(-2).flatten(-2) if packed else value.flip(-1)
 
     flipped = {name: flip(name, value) for name, value in inputs.items()}
-    out, last_state = forward(case, device, inputs, reverse=not case.reverse)
-    expected_out, expected_state = forward(case, device, flipped)
+    out, last_state = scan(case, inputs, reverse=not case.reverse)
+    expected_out, expected_state = scan(case, flipped)
     torch.testing.assert_close(out, expected_out.flip(-1))
     torch.testing.assert_close(last_state, expected_state)
 
@@ -307,23 +302,13 @@ def test_two_halves_are_one_scan(case, device):
     """initial_state continues where last_state stopped."""
     case = case.with_(layout="contiguous", dtype=torch.float32)
     inputs = detached(inputs_on(case, device))
-    out, last_state = forward(case, device, inputs)
-
-    def part(name, value, first, last):
-        if value is None or name not in ("u", "delta", "z", "B", "C", "input_delta"):
-            return value
-        if name in ("B", "C") and getattr(case, name) == "constant":
-            return value
-        width = 2 if getattr(case, name, None) in ("packed", "packed_grouped") else 1
-        return value[..., width * first : width * last]
-
+    out, last_state = scan(case, inputs)
     cut = 1 + int(torch.randint(case.seqlen - 1, (), generator=generator(f"cut {case}")))
     pieces = [(0, cut), (cut, case.seqlen)]
     outs, state = {}, inputs["initial_state"]
     for first, last in reversed(pieces) if case.reverse else pieces:
-        piece = {name: part(name, value, first, last) for name, value in inputs.items()}
-        piece["initial_state"] = state
-        outs[first], state = forward(case, device, piece)
+        piece = part_of(inputs, first, last) | {"initial_state": state}
+        outs[first], state = scan(case, piece)
     torch.testing.assert_close(torch.cat([outs[0], outs[cut]], -1), out)
     torch.testing.assert_close(state, last_state)
 
@@ -333,7 +318,7 @@ def test_without_return_last_state_the_result_is_a_tensor(case, device):
     inputs = inputs_on(case, device)
     out = selective_scan_fn(**inputs, **make(case).options)
     assert isinstance(out, torch.Tensor)
-    assert torch.equal(out, forward(case, device)[0])
+    assert torch.equal(out, scan(case, detached(inputs))[0])
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last", "dim_first"])

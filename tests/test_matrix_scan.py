@@ -8,13 +8,14 @@ import pytest
 import scipy.linalg
 import torch
 
+import problem
 from accuracy import Error, assert_same_bits, complaint, tolerance, worst_error
-from opchecks import gradcheck, in_order, opcheck_forward
+from opchecks import gradcheck, opcheck_forward
 from problem import (
     Case,
     check_against,
     generator,
-    lay_out,
+    inputs_on,
     make,
     moved,
     plain_solutions,
@@ -53,25 +54,9 @@ def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor
     return results_of(scanned, inputs, make(case).cotangents)
 
 
-def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
-    """Returns tensors in the case's layout; the layout "expanded" changes their values."""
-    made = {}
-    for index, (name, value) in enumerate(tensors.items()):
-        if value is not None:
-            layout = case.layout if name in case.layout_of else "contiguous"
-            # A matrix of equal rows or columns would not be stable, so A is expanded over channels.
-            value = lay_out(value.to(device), layout, 0 if name == "A" else index)
-        made[name] = value
-    return made
-
-
 def run(case: Case, tensors, device="cpu"):
     """Returns the results of the kernels."""
-    inputs = {
-        name: None if value is None else value.detach().requires_grad_()
-        for name, value in laid_out(case, tensors, device).items()
-    }
-    return solve(case, inputs, selective_scan_fn)
+    return solve(case, inputs_on(case, device, tensors), selective_scan_fn)
 
 
 def exact_results(case: Case, tensors):
@@ -83,7 +68,8 @@ def plain_results(case: Case, tensors, count: int = 4) -> list[dict[str, torch.T
 
 
 def check(case: Case, tensors=None, device="cpu") -> None:
-    tensors = laid_out(case, tensors or tensors_of(case))
+    # The layout "expanded" changes values.
+    tensors = inputs_on(case, "cpu", tensors or tensors_of(case))
     exact, actual = exact_results(case, tensors), run(case, tensors, device)
     plain = partial(plain_results, case, tensors)
     check_against(exact, plain, case, tensors, actual, device)
@@ -356,11 +342,9 @@ def test_a_sequence_depends_on_no_other():
 
 def op_arguments(case, requires_grad, device="cpu"):
     """Returns the arguments that both ops take."""
-    values = {
-        name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
-        for name, value in tensors_of(case).items()
-    }
-    return in_order(torch.ops.selective_scan.matrix_scan_fwd, values | make(case).options)[:-1]
+    inputs = inputs_on(case, device, tensors_of(case))
+    op = torch.ops.selective_scan.matrix_scan_fwd
+    return problem.op_arguments(case, inputs, requires_grad, op)
 
 
 @pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])

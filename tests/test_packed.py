@@ -24,7 +24,9 @@ from problem import (
     inputs_on,
     make,
     options_on,
+    part_of,
     results_of,
+    scan,
 )
 from problem import run as solve
 from properties import fresh
@@ -109,8 +111,8 @@ def test_sequences_that_are_cut_beside_those_that_share_a_segment(reverse, cuda_
 @pytest.mark.parametrize(("seqlen", "bounds"), [(0, (0, 0, 0)), (130, (50,)), (40, (9, 9))])
 def test_no_steps_of_any_sequence(seqlen, bounds, device):
     case = BASE.with_(seqlen=seqlen, cu_seqlens=bounds)
-    inputs, options = inputs_on(case, device), options_on(case, device)
-    out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+    inputs = inputs_on(case, device)
+    out, last = scan(case, inputs)
     assert out.shape == inputs["u"].shape
     assert not out.any()
     assert torch.equal(last, inputs["initial_state"])
@@ -124,14 +126,10 @@ def one_by_one(case: Case, device: str):
     """Yields the index and steps of every sequence, and its outputs and gradients alone."""
     inputs, cotangents = inputs_on(case, device), make(case).cotangents
     for index, (begin, end) in enumerate(itertools.pairwise(case.cu_seqlens)):
-        part = {
-            name: tensor[..., begin:end] if name in ("u", "delta", "B", "C", "z") else tensor
-            for name, tensor in inputs.items()
-        }
+        part = part_of(inputs, begin, end)
         part["initial_state"] = inputs["initial_state"][index : index + 1]
         part = {name: tensor.detach().requires_grad_() for name, tensor in part.items()}
-        options = {key: value for key, value in make(case).options.items() if key != "cu_seqlens"}
-        scanned = selective_scan_fn(**part, **options, return_last_state=True)
+        scanned = scan(case, part, cu_seqlens=None)
         given = {
             "out": cotangents["out"][..., begin:end],
             "last_state": cotangents["last_state"][index : index + 1],
@@ -159,11 +157,10 @@ def test_a_sequence_has_the_bits_it_has_alone(shape, reverse):
 @pytest.mark.parametrize("changes", [{}, MANY_CHANNELS], ids=["few", "many"])
 def test_what_is_not_finite_stays_in_its_sequence(changes, device):
     case = LONG.with_(**changes)
-    inputs, options = inputs_on(case, device), options_on(case, device)
-    inputs = {name: tensor.detach() for name, tensor in inputs.items()}
-    inputs["u"][..., 100] = torch.nan
-    inputs = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
-    out, last = selective_scan_fn(**inputs, **options, return_last_state=True)
+    inputs = inputs_on(case, device)
+    with torch.no_grad():
+        inputs["u"][..., 100] = torch.nan
+    out, last = scan(case, inputs)
     du, dinitial_state = torch.autograd.grad(out.sum(), [inputs["u"], inputs["initial_state"]])
     for steps in (slice(71), slice(2300, None)):
         assert out[..., steps].isfinite().all()
@@ -211,8 +208,8 @@ def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device)
     if not is_wide:
         options["cu_seqlens"] = options["cu_seqlens"].int()
     results = []
-    for scan in (selective_scan_fn, selective_scan_ref):
-        out, last = scan(**inputs, **options, return_last_state=True)
+    for function in (selective_scan_fn, selective_scan_ref):
+        out, last = function(**inputs, **options, return_last_state=True)
         loss = out.square().sum() + last.square().sum()
         gradients = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
         gradients = [
