@@ -248,7 +248,8 @@ def test_prefill_and_steps_give_what_one_call_gives(compat_modules, prompt, dtyp
     mamba, x = make_mamba(dtype=dtype), torch.randn(2, 12, 12, dtype=dtype)
     with torch.no_grad():
         expected = mamba(x)
-        out, (conv_state, ssm_state) = by_steps(mamba, x, prompt)
+        out, states = by_steps(mamba, x, prompt)
+    conv_state, ssm_state = states[mamba.layer_idx]
     assert conv_state.shape == (2, 24, 4)
     assert ssm_state.shape == (2, 24, 4)
     assert conv_state.dtype == ssm_state.dtype == dtype

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accuracy import assert_same_bits
-from changed_parts import CHANGES, hooked
+from changed_parts import CHANGES, Wrapper, hooked
 from gpu_kernels import has_step
 from layers import error, tensors_of
 from opchecks import Ops
@@ -170,17 +170,6 @@ def test_it_sees_new_weights():
     check(model.to(BF16), BATCH, [1], in_one=True)
     layer.in_proj.register_forward_hook(lambda *_: None)
     check(model, BATCH, [1], in_one=False)
-
-
-class Wrapper(nn.Module):
-    """A wrapper like those that FSDP and others put around a layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = layer
-
-    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
-        return self.wrapped(*inputs, **options)
 
 
 def test_a_layer_in_a_wrapper_is_called():
