@@ -1,6 +1,8 @@
 """The selective scan's ops in PyTorch: fake kernels, derivatives, torch.compile, make_fx,
 export."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch._inductor.config
@@ -9,9 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
+import test_adaptive_unitary as unitary
+import test_exponential_trapezoid as trapezoid
 from accuracy import assert_same_bits
 from layers import error, loss_of
 from opchecks import Ops, needs_pytorch, opcheck_forward
+from operator_cases import call_of, each_case
 from problem import TENSORS, Case, inputs_on, op_arguments
 from selective_scan import S6, selective_scan_fn
 from test_s6 import KINDS
@@ -310,14 +315,26 @@ def test_export_with_a_dynamic_length(strict, options, device):
         torch.testing.assert_close(program.module()(x), model(x))
 
 
-def test_meta_tensors_have_the_results_shapes():
-    case = SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)
-    real = inputs_on(case, "cpu")
-    meta = {name: tensor.detach().to("meta").requires_grad_() for name, tensor in real.items()}
+@each_case(
+    {
+        "scan": [SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)],
+        "exponential trapezoid": [
+            trapezoid.BASE.with_(B=B, C=C)
+            for B, C in (("constant", "variable"), ("variable", "constant"))
+        ],
+        "unitary scan": [unitary.Case()],
+    }
+)
+def test_meta_tensors_have_the_results_shapes(operator, case):
+    call = call_of(operator, case, "cpu")
+    tensors = {name: it.detach().to("meta").requires_grad_() for name, it in call.tensors.items()}
+    meta = dataclasses.replace(call, tensors=tensors)
     results = []
-    for inputs in (real, meta):
-        outputs = selective_scan_fn(**inputs, return_last_state=True)
-        results.append((*outputs, *gradients(outputs, list(inputs.values()))))
+    for it in (call, meta):
+        outputs = list(it.outputs().values())
+        results.append((*outputs, *gradients(outputs, list(it.tensors.values()))))
+    by_reference = [*meta.outputs(meta.reference).values()]
+    assert [it.shape for it in by_reference] == [it.shape for it in outputs]
     for actual, expected in zip(*reversed(results), strict=True):
         assert actual.device.type == "meta"
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)

@@ -11,7 +11,6 @@ import torch
 
 from accuracy import Tolerance, assert_same_bits, complaint
 from cases import Axes
-from opchecks import gradcheck
 from problem import Draws, counterpart, detached, is_zero, laid_out, moved, part_of
 from selective_scan import exponential_trapezoid_fn, exponential_trapezoid_ref, selective_scan_fn
 
@@ -132,14 +131,6 @@ def test_it_is_what_the_reference_says(case, device):
             assert complaint(value, expected, tol, [plain]) is None, name
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize("base", [BASE, PACKED.with_(cu_seqlens=(1, 3, 3, 5))], ids=str)
-def test_gradcheck(base, is_complex, device):
-    case = base.with_(dim=2, dstate=2, seqlen=6, dtype=F64, complex=is_complex)
-    tensors, options = make(case, device)
-    gradcheck(exponential_trapezoid_fn, tensors, **options, return_last_state=True)
-
-
 def test_a_mix_of_one_is_zoh(device):
     tensors, options = make(BASE.with_(dtype=F64, optional=False), device)
     tensors["mix"] = torch.ones_like(tensors["mix"])
@@ -197,42 +188,6 @@ def test_steps_go_on_from_call_to_call(reverse, is_complex, device):
     torch.testing.assert_close(state, whole[1].detach())
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_packed_sequences_are_the_same_as_separate_ones(reverse, device):
-    """At steps outside of all sequences, outputs and gradients are exactly 0."""
-    case = PACKED.with_(reverse=reverse, dtype=F64)
-    tensors, options = make(case, device)
-    out, last = exponential_trapezoid_fn(**tensors, **options, return_last_state=True)
-    given = torch.autograd.grad(out.sum(), (tensors["u"], tensors["mix"]))
-    for index, (begin, end) in enumerate(itertools.pairwise(BOUNDS)):
-        part = detached(part_of(tensors, begin, end))
-        part["initial_state"] = tensors["initial_state"][index : index + 1].detach()
-        part["u"].requires_grad_()
-        part["mix"].requires_grad_()
-        alone = {"reverse": reverse, "delta_softplus": True, "return_last_state": True}
-        expected, state = exponential_trapezoid_fn(**part, **alone)
-        torch.testing.assert_close(out[..., begin:end], expected)
-        torch.testing.assert_close(last[index : index + 1], state)
-        of_part = torch.autograd.grad(expected.sum(), (part["u"], part["mix"]))
-        for gradient, wanted in zip(given, of_part, strict=True):
-            torch.testing.assert_close(gradient[..., begin:end], wanted)
-    for value in (out, *given):
-        assert not value[..., : BOUNDS[0]].any()
-        assert not value[..., BOUNDS[-1] :].any()
-
-
-@pytest.mark.parametrize("scan", [exponential_trapezoid_fn, exponential_trapezoid_ref])
-@pytest.mark.parametrize("name", ["u", "delta", "B", "C", "z", "mix"])
-@pytest.mark.parametrize(("is_complex", "reverse"), [(False, False), (True, True)])
-def test_what_lies_outside_of_all_sequences_is_ignored(is_complex, reverse, name, scan, device):
-    tensors, options = make(PACKED.with_(dtype=F64, complex=is_complex, reverse=reverse), device)
-    expected = solve(scan, tensors, options)
-    with torch.no_grad():
-        tensors[name][..., : BOUNDS[0]] = torch.nan
-        tensors[name][..., BOUNDS[-1] :] = torch.nan
-    torch.testing.assert_close(solve(scan, tensors, options), expected, rtol=0, atol=0)
-
-
 def test_the_reference_may_be_asked_for():
     tensors, options = make(BASE)
     expected = exponential_trapezoid_ref(**tensors, **options, return_last_state=True)
@@ -249,12 +204,3 @@ def test_compiled_with_interleaved_projections(dtype, device):
         tensors, options = make(case.with_(seqlen=seqlen), device)
         expected = solve(exponential_trapezoid_fn, tensors, options)
         torch.testing.assert_close(solve(compiled, tensors, options), expected)
-
-
-@pytest.mark.parametrize(("B", "C"), [("constant", "variable"), ("variable", "constant")])
-def test_meta_tensors(B, C):
-    tensors, options = make(BASE.with_(B=B, C=C))
-    tensors = {name: tensor.detach().to("meta") for name, tensor in tensors.items()}
-    out = exponential_trapezoid_fn(**tensors, **options)
-    assert out.is_meta
-    assert out.shape == tensors["u"].shape

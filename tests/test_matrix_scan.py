@@ -10,7 +10,7 @@ import torch
 
 import problem
 from accuracy import Error, assert_same_bits, complaint, tolerance, worst_error
-from opchecks import gradcheck, opcheck_forward
+from opchecks import opcheck_forward
 from problem import (
     Case,
     check_against,
@@ -310,13 +310,6 @@ def test_a_singular_step_stays_in_its_channel(is_complex, device):
     assert bad["out"][:, 3, :40].isfinite().all()
 
 
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_the_same_bits(is_complex, check_threads, device):
-    case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
-    tensors = tensors_of(case)
-    check_threads(lambda: run(case, tensors, device), (1, 1, 2, 3))
-
-
 def test_a_sequence_depends_on_no_other():
     """No bit of a sequence or channel depends on others, even if a step of another one exchanges
     rows that it leaves in place."""
@@ -345,15 +338,6 @@ def op_arguments(case, requires_grad, device="cpu"):
     inputs = inputs_on(case, device, tensors_of(case))
     op = torch.ops.selective_scan.matrix_scan_fwd
     return problem.op_arguments(case, inputs, requires_grad, op)
-
-
-@pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_gradcheck(is_complex, base, device):
-    kinds = {"B": "packed", "C": "constant"} if is_complex else {}
-    case = base.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
-    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-    gradcheck(selective_scan_fn, tensors, **make(case).options, return_last_state=True)
 
 
 OP_CASES = [
@@ -385,35 +369,6 @@ def test_states_that_were_not_saved_are_computed_again(device):
     again = ops.matrix_scan_bwd(out, last_state, *inputs, None)
     assert given[-1] is None  # of input_delta
     assert_same_bits(given, again)
-
-
-@pytest.mark.parametrize("mapped", ["u", "A", "input_delta"])
-def test_maps_over_one_dimension_more(mapped, device):
-    case = EVENTS.with_(dstate=3, initial_state=False, dtype=F64)
-    tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
-    stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
-    options = make(case).options
-
-    def scan(value):
-        return selective_scan_fn(**(tensors | {mapped: value}), **options)
-
-    assert torch.allclose(torch.func.vmap(scan)(stack), torch.stack([scan(v) for v in stack]))
-
-    def gradient(value):
-        return torch.func.grad(lambda value: scan(value).square().sum())(value)
-
-    expected = torch.stack([gradient(value) for value in stack])
-    assert torch.allclose(torch.func.vmap(gradient)(stack), expected)
-
-
-def test_empty_sequences(device):
-    case = BASE.with_(seqlen=0)
-    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-    out, last = selective_scan_fn(**tensors, **make(case).options, return_last_state=True)
-    assert out.shape == (2, 4, 0)
-    assert torch.equal(last, tensors["initial_state"])
-    (gradient,) = torch.autograd.grad(last.sum(), tensors["initial_state"])
-    assert torch.equal(gradient, torch.ones_like(gradient))
 
 
 # --- bad calls ------------------------------------------------------------------------------------
