@@ -12,14 +12,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from harness import records, report
-from harness.arguments import add_device, make_parser, parse, positive
+from harness.arguments import measuring_parser, parse, positive
 from harness.ceilings import copy_bandwidth
 from harness.checks import relative_l2
 from harness.problems import DTYPES
@@ -115,8 +114,7 @@ def measure_case(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--shapes", nargs="+", type=shape, metavar="SHAPE",
@@ -126,7 +124,6 @@ def main(arguments: list[str] | None = None) -> None:
     add("--width", type=positive, default=4)
     add("--threads", type=positive, default=torch.get_num_threads())
     add("--runs", type=positive, default=20)
-    add("--json", type=Path, metavar="FILE")
     # fmt: on
     options = parse(parser, arguments)
     is_cuda = options.device.type == "cuda"
@@ -147,9 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
         "sizes dtype layout which ours torch causal_conv1d GB_per_s of_copy best_of_copy error"
     )
     report.print_table(title, rows, columns)
-    if options.json:
-        copy = {"copy_bytes_per_s": options.copy_bytes_per_s}
-        records.write(options.json, {"environment": environment | copy, "rows": rows})
+    copy = {"copy_bytes_per_s": options.copy_bytes_per_s}
+    records.write(options.json, {"environment": environment | copy, "rows": rows})
 
 
 if __name__ == "__main__":

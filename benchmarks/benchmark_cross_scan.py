@@ -19,7 +19,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -153,8 +152,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
 
 
 def parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = arguments.make_parser(__doc__)
-    arguments.add_device(parser)
+    parser = arguments.measuring_parser(__doc__)
     positive = arguments.positive
     parser.add_argument("--batch", type=positive, default=64)
     parser.add_argument("--dim", type=int, nargs="+", default=list(_STAGES), choices=_STAGES)
@@ -162,7 +160,6 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", nargs="+", default=["float16"], choices=_ERROR_ALLOWED)
     parser.add_argument("--runs", type=positive, default=20)
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each pass")
-    parser.add_argument("--json", type=Path, help="where to write the record")
     return arguments.parse(parser, command_line)
 
 
@@ -178,9 +175,7 @@ def main(command_line: list[str] | None = None) -> None:
         rows,
         "which graph implementation batch dim side dstate dtype time_ms=time,_ms of_copies error",
     )
-    if options.json:
-        content = {"environment": records.environment(options.device), "rows": rows}
-        records.write(options.json, content)
+    records.write(options.json, {"environment": records.environment(options.device), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import argparse
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -158,8 +157,7 @@ def measure(options: argparse.Namespace) -> list[records.Row]:
 
 
 def parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = arguments.make_parser(__doc__)
-    arguments.add_device(parser)
+    parser = arguments.measuring_parser(__doc__)
     add, positive = parser.add_argument, arguments.positive
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     add("--batch", type=positive, default=1)
@@ -171,7 +169,6 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     add("--compile", action="store_true", help="also time a token under torch.compile")
     add("--runs", type=positive, default=30)
     add("--budget", type=float, default=60.0, help="seconds for each measurement")
-    add("--json", type=Path, help="where to write the record")
     return arguments.parse(parser, command_line)
 
 
@@ -190,9 +187,8 @@ def main(command_line: list[str] | None = None) -> None:
         rows,
         "what time tokens_per_s over_products over_reading_weights",
     )
-    if options.json:
-        given = {name: str(value) for name, value in vars(options).items()}
-        records.write(options.json, {"environment": environment, "options": given, "rows": rows})
+    given = {name: str(value) for name, value in vars(options).items()}
+    records.write(options.json, {"environment": environment, "options": given, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -170,8 +170,7 @@ def main(command_line: list[str] | None = None) -> None:
         rows,
         "call ordinary denormal flushed ratio=denormal/ordinary over_flushed=denormal/flushed",
     )
-    if options.json:
-        records.write(options.json, {"environment": environment, "rows": rows})
+    records.write(options.json, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

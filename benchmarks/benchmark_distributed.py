@@ -292,8 +292,7 @@ def work(options: argparse.Namespace, rank: Rank) -> None:
             rows.append(row)
         title = f"{rank.count} ranks, {options.shape}, {options.dtype}, {options.method}"
         report.print_table(title, rows, "what time=ms ratio=of_one_rank's error")
-        if options.json is not None:
-            records.write(options.json, records.environment(rank.device) | {"rows": rows})
+        records.write(options.json, records.environment(rank.device) | {"rows": rows})
 
 
 def main() -> None:

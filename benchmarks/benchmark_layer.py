@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness import plots, records, report
-from harness.arguments import add_device, make_parser, parse, positive
+from harness.arguments import measuring_parser, parse, positive
 from harness.models import PASSES, Step, check_layer, graphed_step, model_step
 from harness.peers import imported_versions, mamba_ssm_layers
 from harness.timing import Timing, in_graph, keep_freed_memory, measure, peak_mebibytes
@@ -50,8 +50,7 @@ def parse_shape(text: str) -> LayerCall:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--shapes", nargs="+", type=parse_shape, metavar="SHAPE",
@@ -64,7 +63,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     add("--runs", type=positive, default=20)
     add("--budget", type=float, default=60, metavar="SECONDS",
         help="for each shape and dtype; no run starts after that time (default: 60)")
-    add("--json", type=Path, metavar="FILE")
     add("--plot", type=Path, metavar="FILE", help="draw where a layer's time goes")
     # fmt: on
     return parse(parser, arguments)
@@ -286,8 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
         "sizes dtype what which time over_products over_mamba_ssm peak_MiB error",
     )  # fmt: skip
     report.print_table(f"Parts of one layer, {title}", parts, "shape dtype which part ms of_layer")
-    if options.json:
-        records.write(options.json, {"environment": environment, "rows": rows, "parts": parts})
+    records.write(options.json, {"environment": environment, "rows": rows, "parts": parts})
     if options.plot:
         bars = {
             f"{dtype}, {which}": [r for r in parts if (r["dtype"], r["which"]) == (dtype, which)]

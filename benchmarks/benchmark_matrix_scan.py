@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from pathlib import Path
 
 import torch
 
 from harness import records, report
-from harness.arguments import add_device, make_parser, parse, positive, shape
+from harness.arguments import measuring_parser, parse, positive, shape
 from harness.checks import relative_l2
 from harness.problems import Problem
 from harness.timing import keep_freed_memory, measure, peak_mebibytes
@@ -92,8 +91,7 @@ def time_shape(options: argparse.Namespace, sizes: tuple[int, ...]) -> list[reco
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--shapes", nargs="+", type=shape, default=[shape(text) for text in _SHAPES],
@@ -103,7 +101,6 @@ def main() -> None:
     add("--runs", type=positive, default=10)
     add("--slices", type=positive, default=1, help="slices of the channels of the reference")
     add("--budget", type=float, default=60, help="seconds for a pass (default: 60)")
-    add("--json", type=Path, metavar="FILE")
     # fmt: on
     options = parse(parser, None)
     if options.device.type == "cpu":
@@ -119,8 +116,7 @@ def main() -> None:
         rows,
         "shape dtype pass kernels reference speedup kernels_MiB reference_MiB difference",
     )
-    if options.json:
-        records.write(options.json, {"environment": environment, "rows": rows})
+    records.write(options.json, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -183,8 +182,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> list[records.Row]:
 
 
 def parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = arguments.make_parser(__doc__)
-    arguments.add_device(parser)
+    parser = arguments.measuring_parser(__doc__)
     positive = arguments.positive
     parser.add_argument("--sequences", type=positive, default=64)
     parser.add_argument("--mean", type=positive, default=512, help="mean length")
@@ -196,7 +194,6 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=positive, default=512, help="steps in prefill")
     parser.add_argument("--runs", type=positive, default=20)
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each pass")
-    parser.add_argument("--json", type=Path, help="where to write the record")
     return arguments.parse(parser, command_line)
 
 
@@ -213,9 +210,7 @@ def main(command_line: list[str] | None = None) -> None:
         rows,
         "which implementation sequences steps dim dstate dtype method time_ms=time,_ms of_packed",
     )
-    if options.json:
-        content = {"environment": records.environment(options.device), "rows": rows}
-        records.write(options.json, content)
+    records.write(options.json, {"environment": records.environment(options.device), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ import torch
 from rich.progress import track
 
 from harness import plots, records, report
-from harness.arguments import add_device, count, make_parser, parse, positive, shape
+from harness.arguments import count, measuring_parser, parse, positive, shape
 from harness.ceilings import Ceilings, find_ceilings
 from harness.checks import check
 from harness.cliffs import choose_points, measure_point
@@ -79,8 +79,7 @@ _COLUMNS = (
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     names = ", ".join(SHAPES)
     add = parser.add_argument
     # fmt: off
@@ -123,7 +122,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--exp-rate", type=float, metavar="PER_SECOND",
         help="the GPU's exponentials per second (default: anchors, from the clock)")
     add("--seed", type=int, default=0)
-    add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--plot", type=Path, metavar="PREFIX",
         help="write PREFIX_speedup.png and PREFIX_siblings.png, PREFIX_users.png or "
         "PREFIX_cliffs.png")
@@ -458,18 +456,17 @@ def main(arguments: list[str] | None = None) -> int:
     if host:
         title = "Public function, host's time per call, µs"
         report.print_table(title, host, "shape dtype what us_per_call")
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "anchors"}
-        content = {
-            "environment": environment,
-            "ceilings": dataclasses.asdict(ceilings),
-            "settings": settings,
-            "rows": rows,
-            "memory": memory,
-            "host_overhead": host,
-            "failures": failures,
-        }
-        records.write(options.json, content)
+    settings = {name: value for name, value in vars(options).items() if name != "anchors"}
+    content = {
+        "environment": environment,
+        "ceilings": dataclasses.asdict(ceilings),
+        "settings": settings,
+        "rows": rows,
+        "memory": memory,
+        "host_overhead": host,
+        "failures": failures,
+    }
+    records.write(options.json, content)
     if options.plot and scans:
         path = Path(f"{options.plot}_speedup.png")
         plots.plot_speedups(scans, environment["device"], path)

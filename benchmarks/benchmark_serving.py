@@ -139,8 +139,7 @@ def measure(
 
 
 def parse(command_line: list[str] | None) -> argparse.Namespace:
-    parser = arguments.make_parser(__doc__)
-    arguments.add_device(parser)
+    parser = arguments.measuring_parser(__doc__)
     positive = arguments.positive
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8, 64, 256, 1024])
     parser.add_argument("--dim", type=positive, nargs="+", default=[1536])
@@ -154,7 +153,6 @@ def parse(command_line: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=positive, default=30)
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for each problem")
     parser.add_argument("--host-calls", type=positive, default=1000)
-    parser.add_argument("--json", type=Path, help="where to write the record")
     parser.add_argument("--plot", type=Path, help="where to draw the times")
     options = arguments.parse(parser, command_line)
     options.dtype = options.dtype or ["bfloat16"]
@@ -187,9 +185,7 @@ def main(command_line: list[str] | None = None) -> None:
         "implementation batch dim dstate state dtype method threads time_us=time,_µs "
         "host_us=host,_µs GB_per_s=GB/s of_copy_bandwidth error",
     )
-    if options.json:
-        content = {"environment": records.environment(options.device), "rows": rows}
-        records.write(options.json, content)
+    records.write(options.json, {"environment": records.environment(options.device), "rows": rows})
     if options.plot:
         panels = {
             f"dim {dim}, dstate {dstate}": [

@@ -122,8 +122,7 @@ def compare(options: argparse.Namespace, outputs: Path) -> None:
 
     title = f"Forward, {environment['device']}, ms, medians over {options.rounds} rounds in turn"
     report.print_table(title, rows, "shape dtype threads ours ipex speedup difference")
-    if options.json:
-        records.write(options.json, {"environment": environment, "rows": rows})
+    records.write(options.json, {"environment": environment, "rows": rows})
 
 
 def main() -> None:

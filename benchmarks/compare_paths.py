@@ -22,11 +22,10 @@ import statistics
 import sys
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 
 import torch
 
-from harness.arguments import add_device, find_device, make_parser, positive
+from harness.arguments import find_device, measuring_parser, positive
 from harness.operators import make_scan
 from harness.users import ScanCall, calls
 from harness.workers import Worker, alternate, serve
@@ -148,8 +147,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--limit", type=float, default=1.1,
@@ -158,7 +156,6 @@ def main() -> int:
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
     add("--only", default="", metavar="REGEX", help="only the calls whose name matches")
     add("--quick", action="store_true", help="small shapes: a test of the program")
-    add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--work", action="store_true", help=argparse.SUPPRESS)
     # fmt: on
     options = parser.parse_args()

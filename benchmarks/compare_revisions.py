@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from harness.arguments import add_device, find_device, make_parser, positive
+from harness.arguments import find_device, measuring_parser, positive
 from harness.operators import make_scan
 from harness.problems import METHODS, SHAPES, Problem, Shape, parse_shape, product, select_problems
 from harness.timing import REST_SECONDS, sample
@@ -232,8 +232,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("old", type=Path, nargs="?", help="folder that holds the old selective_scan package")
@@ -244,7 +243,6 @@ def main() -> int:
     add("--runs", type=positive, default=10, help="timed runs of a pass in each turn (default: 10)")
     add("--only", default="", metavar="REGEX", help="only the problems whose printed name matches")
     add("--quick", action="store_true", help="small shapes: a test of the program")
-    add("--json", type=Path, metavar="FILE", help="write rows and environment")
     add("--work", help=argparse.SUPPRESS)
     # fmt: on
     options = parser.parse_args()

@@ -26,12 +26,11 @@ import sys
 import time
 import unittest.mock
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 from harness import records, report
-from harness.arguments import add_device, make_parser, parse, positive
+from harness.arguments import measuring_parser, parse, positive
 from harness.checks import relative_l2
 from harness.problems import DTYPES
 from harness.timing import Timing
@@ -51,8 +50,7 @@ _LARGEST_RATIO = 1.5  # between the paths' errors in bf16 against fp32
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--layers", type=positive, default=4)
@@ -66,7 +64,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--runs", type=positive, default=3, help="timed runs of each pass (default: 3)")
     add("--budget", type=float, default=120, metavar="SECONDS",
         help="for each pass; no run starts after that time (default: 120)")
-    add("--json", type=Path, metavar="FILE")
     # fmt: on
     return parse(parser, None)
 
@@ -206,8 +203,7 @@ def main() -> int:
 
     names = "pass transformers selective_scan no_scan speedup largest_speedup difference"
     report.print_table(f"{environment['model']}, ms: median (quartiles)", rows, names)
-    if options.json:
-        records.write(options.json, {"environment": environment, "rows": rows})
+    records.write(options.json, {"environment": environment, "rows": rows})
     return 0
 
 

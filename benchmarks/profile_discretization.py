@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from harness import plots, records, report
-from harness.arguments import add_device, make_parser, parse, positive
+from harness.arguments import measuring_parser, parse, positive
 from harness.operators import Scan, make_scan
 from harness.problems import DTYPES, METHODS, Problem, Shape
 from harness.timing import Timing, measure
@@ -28,8 +28,7 @@ from selective_scan import selective_scan_fn
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    add_device(parser)
+    parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
     add("--batch", type=positive, default=2)
@@ -41,7 +40,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--profile_scan", action="store_true", help="only the scan")
     add("--dtype", choices=DTYPES, default="float32")
     add("--seed", type=int, default=0)
-    add("--json", type=Path, metavar="FILE", help="write costs and environment")
     add("--plot", type=Path, metavar="FILE", help="write a bar chart")
     # fmt: on
     return parse(parser, arguments)
@@ -151,15 +149,14 @@ def main(arguments: list[str] | None = None) -> int:
     for part, costs in parts.items():
         if costs:
             report.print_table(f"{part}, ms: median (quartiles)", costs, names)
-    if options.json:
-        content = {
-            "environment": environment,
-            "shape": dataclasses.asdict(shape),
-            "dtype": options.dtype,
-            "operations": operations,
-            "scan": scan,
-        }
-        records.write(options.json, content)
+    content = {
+        "environment": environment,
+        "shape": dataclasses.asdict(shape),
+        "dtype": options.dtype,
+        "operations": operations,
+        "scan": scan,
+    }
+    records.write(options.json, content)
     if options.plot:
         plots.plot_bars(
             options.plot, title, parts, "ns per element, matrix or state update",

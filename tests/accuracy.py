@@ -92,9 +92,13 @@ def assert_accurate(name, value, exact: dict, allowed: float, rounding: float, p
     assert error.relative_l2 < allowed + rounding, f"{name}: {error}"
 
 
-def assert_same_bits(one: dict, *others: dict) -> None:
-    for name, expected in one.items():
-        assert all(torch.equal(expected, other[name]) for other in others), name
+def assert_same_bits(one, *others) -> None:
+    """Asserts that sequences or dictionaries have equal tensors, some of which may be None."""
+    first, *rest = (it if isinstance(it, dict) else dict(enumerate(it)) for it in (one, *others))
+    for other in rest:
+        assert other.keys() == first.keys()
+        for name, expected in first.items():
+            assert expected is other[name] is None or torch.equal(other[name], expected), name
 
 
 def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:

@@ -57,7 +57,6 @@ def fake(arguments: dict, mode: FakeTensorMode) -> dict:
 
 def compiled_with_graphs(function, dynamic=None):
     """Returns the compiled function and the list in which its graphs are collected."""
-    torch._dynamo.reset()
     graphs = []
 
     def count(graph, _):

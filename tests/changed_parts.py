@@ -86,6 +86,17 @@ def hooked(plain: nn.Module) -> nn.Module:
 # --- changes of a model ---------------------------------------------------------------------------
 
 
+class Wrapper(nn.Module):
+    """A wrapper like those that FSDP and others put around a layer or a model."""
+
+    def __init__(self, module: nn.Module, factor: float = 1) -> None:
+        super().__init__()
+        self.module, self.factor = module, factor
+
+    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
+        return self.factor * self.module(*inputs, **options)
+
+
 class Doubled(nn.Module):
     """A parametrization that doubles a weight."""
 

@@ -1,6 +1,5 @@
 """Shared fixtures: devices, seeds, process groups, compiled modules that expose parts of csrc."""
 
-import importlib.util
 import os
 import re
 import secrets
@@ -143,6 +142,13 @@ def seeded(request):
     torch.manual_seed(generator(name).initial_seed())
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """Forgets what earlier tests compiled: PyTorch limits how often a function is compiled anew."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+
+
 @pytest.fixture
 def compat_modules():
     """Installs selective_scan.compat's modules, whether or not the real packages are installed."""
@@ -215,9 +221,6 @@ def plan(plan_bindings):
 @pytest.fixture(scope="module")
 def setup() -> ModuleType:
     """setup.py as a module; it builds something only when it is run as a script."""
-    name = "selective_scan_setup"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look up the types of their fields
-    spec.loader.exec_module(module)
-    return module
+    from programs import load
+
+    return load(Path(__file__).parent.parent / "setup.py")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from selective_scan import S6
+from selective_scan import S6, MixerCache, S6Cache
 from selective_scan._discretization import DISCRETIZATIONS
 
 
@@ -18,6 +18,10 @@ def copies_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     return [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), loaded]
+
+
+def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
+    return cache._tensors()
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -32,14 +36,16 @@ def loss_of(out: torch.Tensor) -> torch.Tensor:
     return F.softplus(out).sum()
 
 
-def by_steps(mamba: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torch.Tensor, tuple]:
-    """Returns mamba_ssm's outputs for a prompt and each later step, and the final states."""
+def by_steps(module: torch.nn.Module, x: torch.Tensor, prompt: int) -> tuple[torch.Tensor, dict]:
+    """Returns the results of mamba_ssm's layer, or the logits of its model, for a prompt and each
+    later step, and the final states by layer."""
     params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
-    parts = [mamba(x[:, :prompt], inference_params=params)]
+    parts = [module(x[:, :prompt], inference_params=params)]
     for params.seqlen_offset in range(prompt, x.shape[1]):
         step = x[:, params.seqlen_offset : params.seqlen_offset + 1]
-        parts.append(mamba(step, inference_params=params))
-    return torch.cat(parts, 1), params.key_value_memory_dict[mamba.layer_idx]
+        parts.append(module(step, inference_params=params))
+    parts = [getattr(part, "logits", part) for part in parts]
+    return torch.cat(parts, 1), params.key_value_memory_dict
 
 
 def turned(rows: torch.Tensor) -> torch.Tensor:

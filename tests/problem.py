@@ -255,13 +255,16 @@ def lay_out(tensor: torch.Tensor, layout: str, index: int = 0) -> torch.Tensor:
     raise ValueError(layout)
 
 
-def inputs_on(case: Case, device: str) -> dict[str, torch.Tensor | None]:
-    """Returns the case's tensors as leaves that require grad, on `device`, in the case's layout."""
+def inputs_on(case: Case, device: str, tensors: dict | None = None) -> dict:
+    """Returns the case's tensors, or others in their place, as leaves that require grad, on
+    `device`, in the case's layout."""
     inputs = {}
-    for index, (name, value) in enumerate(make(case).tensors.items()):
+    for index, (name, value) in enumerate((tensors or make(case).tensors).items()):
         if value is not None:
             layout = case.layout if name in case.layout_of else "contiguous"
-            value = lay_out(value.to(device), layout, index).detach().requires_grad_()
+            # A matrix of equal rows or columns would not be stable, so A is expanded over channels.
+            along = 0 if name == "A" and value.dim() == 3 else index
+            value = lay_out(value.to(device), layout, along).detach().requires_grad_()
         inputs[name] = value
     return inputs
 
@@ -279,10 +282,11 @@ def options_on(case: Case, device: str | torch.device) -> dict:
     }
 
 
-def op_arguments(case: Case, inputs: dict) -> tuple:
-    """Returns the arguments that the forward and the backward op share, without gradients."""
-    given = detached(inputs) | options_on(case, inputs["u"].device)
-    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
+def op_arguments(case: Case, inputs: dict, requires_grad: bool = False, op=None) -> tuple:
+    """Returns the arguments that a scan's forward and backward op share."""
+    inputs = inputs if requires_grad else detached(inputs)
+    op = op or torch.ops.selective_scan.selective_scan_fwd
+    return in_order(op, inputs | options_on(case, inputs["u"].device))[:-1]
 
 
 def differentiate(outputs: dict, inputs: dict, cotangents: dict) -> dict[str, torch.Tensor]:
@@ -305,11 +309,20 @@ def results_of(out_and_state: tuple, inputs: dict, cotangents: dict) -> dict[str
     return outputs | differentiate(outputs, inputs, given)
 
 
+def scan(case: Case, inputs: dict, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns out and last_state of the inputs, with the case's options or others."""
+    options = options_on(case, inputs["u"].device) | options
+    return selective_scan_fn(**inputs, **options, return_last_state=True)
+
+
+def run_on(case: Case, inputs: dict, **options) -> dict[str, torch.Tensor]:
+    """Returns the outputs and gradients of inputs that may be others than the case's own."""
+    return results_of(scan(case, inputs, **options), inputs, make(case).cotangents)
+
+
 def run(case: Case, device: str = "cpu", backend: str = "auto") -> dict[str, torch.Tensor]:
     """Returns the outputs and gradients of a backend."""
-    inputs, options = inputs_on(case, device), options_on(case, device)
-    scanned = selective_scan_fn(**inputs, **options, return_last_state=True, backend=backend)
-    return results_of(scanned, inputs, make(case).cotangents)
+    return run_on(case, inputs_on(case, device), backend=backend)
 
 
 def reference(case: Case) -> dict[str, torch.Tensor]:
@@ -360,20 +373,26 @@ def _solve(case: Case, inputs: dict) -> dict[str, torch.Tensor]:
     return results_of(scanned, inputs, make(case).cotangents)
 
 
+def part_of(inputs: dict, begin: int, end: int) -> dict:
+    """Returns the inputs of some steps; B and C may be constant, or have two numbers a step."""
+    seqlen, part = inputs["u"].shape[-1], dict(inputs)
+    for name in ("u", "delta", "B", "C", "z", "input_delta", "mix"):
+        tensor = inputs.get(name)
+        if tensor is not None and tensor.dim() > 2:
+            per_step = tensor.shape[-1] // max(seqlen, 1)
+            part[name] = tensor[..., begin * per_step : end * per_step]
+    return part
+
+
 def scan_sequences(scan, inputs: dict, options: dict) -> tuple[torch.Tensor, torch.Tensor]:
     """Applies `scan` to packed sequences one by one; out is 0 outside of them."""
     cu_seqlens = options.pop("cu_seqlens", None)
     if cu_seqlens is None:
         return scan(**inputs, **options)
-    seqlen, bounds = inputs["u"].shape[2], cu_seqlens.tolist()
+    bounds = cu_seqlens.tolist()
     outs, states = [torch.zeros_like(inputs["u"][..., : bounds[0]])], []
     for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        part = dict(inputs)
-        for name in ("u", "delta", "B", "C", "z", "input_delta"):
-            tensor = inputs.get(name)
-            if tensor is not None and tensor.dim() > 2:
-                per_step = tensor.shape[-1] // max(seqlen, 1)
-                part[name] = tensor[..., begin * per_step : end * per_step]
+        part = part_of(inputs, begin, end)
         if inputs["initial_state"] is not None:
             part["initial_state"] = inputs["initial_state"][index : index + 1]
         out, last_state = scan(**part, **options)

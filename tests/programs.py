@@ -5,6 +5,7 @@ not imported selective_scan, so that a program imports the one under test.
 """
 
 import importlib
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 
 # The longest that a program may run. It is generous because all tests of a busy machine may run at
 # the same time.
@@ -67,6 +69,15 @@ def run_python(
         timeout=limit,
         check=False,
     )
+
+
+def load(path: Path) -> ModuleType:
+    """Imports a program as a module, which does not run it."""
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    return module
 
 
 def _run(command: list[str], environment: dict[str, str], files: list[Path]) -> None:

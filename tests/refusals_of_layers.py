@@ -83,6 +83,7 @@ CONVOLUTION = Refusals(
         bad("initial_states", "be None where seq_idx is given", ones(1, 4, 2), seq_idx=i32(1, 6)),
         bad("cu_seqlens", "be None where seq_idx is given", i32(2), seq_idx=i32(1, 6)),
         bad("return_final_states", "be False where seq_idx is given", True, seq_idx=i32(1, 6)),
+        bad("cache_indices", "be None unless conv_states is given", i32(1)),
         bad("activation", ACTIVATION, "relu"),
         bad("weight", "be on the device of x", on_meta(4, 3)),
         bad("bias", DENSE, ones(4).to_sparse()),
@@ -236,9 +237,9 @@ def good_layer(**changes: object) -> dict:
     return dict(zip(names, op_arguments(LAYER, requires_grad=False, **changes), strict=True))
 
 
-# Calls that the op refuses because the function runs them as several calls of the op.
+# Calls that the function runs as several calls of the op, or of an argument that it has not.
 LAYER_OP = Refusals(
-    ways_in(None, None, "mamba_inner_fwd"),
+    ways_in(lambda **given: MAMBA_INNER(*given.values()), None, "mamba_inner_fwd"),
     good_layer,
     "xz",
     [
@@ -263,6 +264,8 @@ LAYER_OP = Refusals(
             "out_proj_bias", "be None where out_proj_weight is None", ones(6), out_proj_weight=None
         ),
         bad("A_b", "be (dim, dstate) = (6, 4)", ones(6, 5)),
+        bad("residual", "have dtype float32", bf16(2, 70, 5)),
+        bad("residual", "be (batch, seqlen, d_model) = (2, 70, 5)", ones(2, 69, 5)),
     ],
 )
 

@@ -230,6 +230,12 @@ MATRIX = Refusals(
         bad("B", "be (dim, dstate) = (4, 5)", ones(4, 3), A=ones(4, 5, 5)),
         bad("initial_state", "be (sequences, dim, dstate) = (2, 4, 3)", ones(2, 4, 3, 3)),
         bad("z input_delta", SEQUENCE, ones(2, 4, 5)),
+        bad(
+            "cu_seqlens",
+            "be None where A is (dim, dstate, dstate)",
+            i64(2),
+            **dict.fromkeys(ROWS_OF_TWO, ones(1, 4, 6)),
+        ),
     ],
 )
 TRAPEZOID = Refusals(

@@ -7,7 +7,6 @@ boundaries. Results are compared with those of the CPU kernels or the reference,
 not vacuous. An OPERATOR is a name in CHECKS; without any, all of them run.
 """
 
-import itertools
 import os
 import secrets
 import sys
@@ -28,7 +27,7 @@ import test_layouts as layouts
 import test_mamba_inner_operator as mamba_inner
 import test_matrix_scan as matrix
 import test_packed as packed
-import test_packed_diagonal_scan as packed_diagonal
+import test_packed_operators as operators
 import test_parts_of_scans as parts_of_scans
 import test_paths as paths
 import test_prompt as prompt
@@ -141,14 +140,12 @@ def packed_cases():
 
 
 def check_boundaries() -> int:
-    cases = [*itertools.product(packed.DIMS, packed.BAD_BOUNDS, (False, True))]
-    for dim, bounds, reverse in cases:
-        packed.test_boundaries_that_do_not_rise_do_no_harm(dim, bounds, reverse, "cuda")
-    for bounds, layout in itertools.product(packed.BAD_BOUNDS, ("contiguous", "channel_last")):
-        packed_diagonal.test_boundaries_that_do_not_rise_do_no_harm(bounds, layout, "cuda")
+    cases = [(name, case) for name, several in operators.BAD_CASES.items() for case in several]
+    for name, case in cases:
+        operators.test_boundaries_that_do_not_rise_do_no_harm(name, case, "cuda")
     for every in (1, 3, 64):
         prefill.test_bad_values_do_no_harm(every, "cuda")
-    return len(cases) + 2 * len(packed.BAD_BOUNDS) + 3
+    return len(cases) + 3
 
 
 def check_selective_scan(case, device) -> None:
@@ -176,7 +173,7 @@ def check_mamba_inner(case, device) -> None:
 CHECKS = {
     "selective_scan": lambda: check_all(check_selective_scan, selective_scan_cases()),
     "diagonal": lambda: check_all(diagonal.check, diagonal_cases()),
-    "packed_diagonal": lambda: check_all(packed_diagonal.check, packed_diagonal.CASES),
+    "packed_diagonal": lambda: check_all(diagonal.check, diagonal.PACKED_CASES),
     "boundaries": check_boundaries,
     "adaptive_unitary": lambda: check_all(unitary.check, unitary_cases()),
     "parts_of_scans": lambda: check_all(parts_of_scans.check, parts_of_scans.CASES),

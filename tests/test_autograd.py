@@ -140,7 +140,6 @@ def test_ops_that_are_called_for_each_entry(name, count, device):
         return torch.func.vmap(function, in_dims=(0, *[None] * len(others)))(xzs, *others)
 
     gradient = torch.func.grad(lambda *given: function(*given).square().sum())
-    torch._dynamo.reset()
     for each in (function, gradient):
         compiled = torch.compile(mapped, fullgraph=True, backend="aot_eager")
         assert_equal(compiled(each), mapped(each))
@@ -232,7 +231,6 @@ COMPILED_SLOWLY = ("cross scan", "exponential trapezoid")
 )
 def test_compiled(name, dynamic, device):
     function, _ = make(name, device)
-    torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for seqlen in (33, 130):
         _, leaves = make(name, device, seqlen=seqlen)
@@ -247,7 +245,6 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
     results = function(*leaves)
     cotangents = cotangents_of(results)
     expected = torch.autograd.grad(results, leaves, cotangents, retain_graph=True)
-    torch._dynamo.reset()
     compiler = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     with compiled_autograd._enable(compiler):
         actual = torch.autograd.grad(results, leaves, cotangents)
@@ -258,7 +255,6 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
 def test_compiled_autograd_of_a_model(bidirectional, device):
     """Compiled autograd works by its public switch, also for a second length in another graph."""
     model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)
-    torch._dynamo.reset()
 
     def gradients(x):
         model.zero_grad()

@@ -11,13 +11,14 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 import operator_calls
 import problem
-import selective_scan
 import test_adaptive_unitary as unitary
 import test_causal_conv1d as convolution
 import test_diagonal_scan as diagonal
+import test_matrix_scan as matrix
 from layers import error, loss_of
 from opchecks import Ops
-from selective_scan import S6, diagonal_scan_fn, selective_scan_fn, selective_scan_ref
+from operator_cases import call_of
+from selective_scan import S6, selective_scan_fn, selective_scan_ref
 
 ENTRIES = 3
 F64, C128 = torch.float64, torch.complex128
@@ -28,20 +29,27 @@ CONVOLUTION = convolution.Case(
 )
 DIAGONAL = diagonal.Case(shape=(2, 4, 9), a=F64, b=F64, initial_state=F64)
 CASES = {
-    "grouped": SMALL,
-    "shared": SMALL.with_(B="shared", C="shared", reverse=True, method="foh"),
-    "constant B": SMALL.with_(B="constant", z=False, delta_bias=False, initial_state=False),
-    "constant B and C": SMALL.with_(B="constant", C="constant", D=False),
-    "complex": SMALL.with_(complex=True, B="packed", C="shared"),
-    "packed groups": SMALL.with_(complex=True, B="packed_grouped", C="constant"),
-    "unitary": UNITARY,
-    "unitary, grouped B": UNITARY.with_(B="grouped"),
-    "unitary, shared": UNITARY.with_(B="shared", C="shared", z=False),
-    "convolution": CONVOLUTION,
-    "convolution with states": CONVOLUTION.with_(states=True),
-    "packed convolution": CONVOLUTION.with_(batch=1, cu_seqlens=(0, 4, 9)),
-    "diagonal": DIAGONAL,
-    "diagonal, a pole a channel": DIAGONAL.with_(a_shape=(4, 1), a=C128, initial_state=None),
+    "grouped": ("scan", SMALL),
+    "shared": ("scan", SMALL.with_(B="shared", C="shared", reverse=True, method="foh")),
+    "constant B": (
+        "scan",
+        SMALL.with_(B="constant", z=False, delta_bias=False, initial_state=False),
+    ),
+    "constant B and C": ("scan", SMALL.with_(B="constant", C="constant", D=False)),
+    "complex": ("scan", SMALL.with_(complex=True, B="packed", C="shared")),
+    "packed groups": ("scan", SMALL.with_(complex=True, B="packed_grouped", C="constant")),
+    "matrix": ("matrix scan", matrix.BASE.with_(dstate=3, dtype=F64, input_delta=F64)),
+    "unitary": ("unitary scan", UNITARY),
+    "unitary, grouped B": ("unitary scan", UNITARY.with_(B="grouped")),
+    "unitary, shared": ("unitary scan", UNITARY.with_(B="shared", C="shared", z=False)),
+    "convolution": ("convolution", CONVOLUTION),
+    "convolution with states": ("convolution", CONVOLUTION.with_(states=True)),
+    "packed convolution": ("convolution", CONVOLUTION.with_(batch=1, cu_seqlens=(0, 4, 9))),
+    "diagonal": ("diagonal scan", DIAGONAL),
+    "diagonal, a pole a channel": (
+        "diagonal scan",
+        DIAGONAL.with_(a_shape=(4, 1), a=C128, initial_state=None),
+    ),
 }
 
 
@@ -57,25 +65,12 @@ def _warnings_are_errors():
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def call(request, device):
     """A function from tensors to a tuple of tensors, and the tensors."""
-    case = request.param
-    if isinstance(case, problem.Case):
-        inputs, options = problem.inputs_on(case, device), problem.make(case).options
-        function, options = selective_scan_fn, {**options, "return_last_state": True}
-    elif isinstance(case, unitary.Case):
-        inputs = unitary.make(case, device)
-        function, options = selective_scan.adaptive_unitary_scan_fn, {"return_last_state": True}
-    elif isinstance(case, convolution.Case):
-        made = convolution.make(case, device)
-        inputs, options = made.tensors, made.options
-        function = selective_scan.causal_conv1d_fn
-    else:
-        inputs, function, options = diagonal.make(case, device), diagonal_scan_fn, {}
-    inputs = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    made = call_of(*request.param, device)
 
     def results(*tensors):
-        return function(**dict(zip(inputs, tensors, strict=True)), **options)
+        return made.function(**dict(zip(made.tensors, tensors, strict=True)), **made.options)
 
-    return operator_calls.with_tuple(results), [tensor.detach() for tensor in inputs.values()]
+    return operator_calls.with_tuple(results), [tensor.detach() for tensor in made.tensors.values()]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from layers import error
+from layers import error, tensors_of
 from opchecks import needs_pytorch
 from problem import generator
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache
@@ -40,10 +40,6 @@ def random_split(name: object, seqlen: int = SEQLEN) -> list[int]:
 
 def by_parts(model: torch.nn.Module, x: torch.Tensor, lengths, cache) -> torch.Tensor:
     return torch.cat([model(part, cache=cache) for part in x.split(lengths, dim=1)], 1)
-
-
-def tensors_of(cache: S6Cache) -> list[torch.Tensor]:
-    return cache._tensors()
 
 
 # --- splits ---------------------------------------------------------------------------------------
@@ -148,8 +144,7 @@ def test_a_convolution_with_a_hook_is_called(width, device):
     assert error(outs, model(x)) < 1e-5
     expected = model.allocate_cache(BATCH)
     model(x, cache=expected)
-    for tensor, other in zip(tensors_of(cache), tensors_of(expected), strict=True):
-        torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(tensors_of(cache), tensors_of(expected), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("seqlen", [0, 1, 4])
@@ -270,7 +265,6 @@ def test_a_cache_outlives_inference_mode(device):
     ids=str,
 )
 def test_compiled(backend, lengths, options, device):
-    torch._dynamo.reset()
     model = model_of(device, **{"depth": 1} | options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     x = sequence(model, sum(lengths))
@@ -278,7 +272,6 @@ def test_compiled(backend, lengths, options, device):
     for _ in range(2):
         assert error(by_parts(compiled, x, lengths, cache), expected) < BOUNDS[x.dtype]
         cache.reset()
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +286,6 @@ def test_compiled(backend, lengths, options, device):
     ],
 )
 def test_compiled_rows(kind, backend):
-    torch._dynamo.reset()
     cache = model_of(depth=1).allocate_cache(BATCH)
 
     @torch.compile(fullgraph=True, backend=backend)
@@ -308,13 +300,11 @@ def test_compiled_rows(kind, backend):
     for rows in ([3, 1, 0], [2, -1, 0]):
         with pytest.raises(RuntimeError, match="selective_scan: rows must be from 0 to batch - 1"):
             change(kind([1]), kind(rows))
-    torch._dynamo.reset()
 
 
 def test_compiled_step_and_reorder(device):
     """A compiled step with a reorder is correct. Inductor by itself would read rows of the state
     that the step has changed while it writes them."""
-    torch._dynamo.reset()
     model = model_of(device, depth=1)
     caches = [model.allocate_cache(BATCH) for _ in range(2)]
 
@@ -328,9 +318,7 @@ def test_compiled_step_and_reorder(device):
         expected = step(part, caches[0], rows)
         y = torch.compile(step, fullgraph=True)(part, caches[1], rows)
         assert error(y, expected) < BOUNDS[y.dtype]
-        for one, other in zip(*map(tensors_of, caches), strict=True):
-            torch.testing.assert_close(other, one)
-    torch._dynamo.reset()
+        torch.testing.assert_close(*map(tensors_of, caches))
 
 
 # --- refusals -------------------------------------------------------------------------------------

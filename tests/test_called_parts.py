@@ -11,6 +11,7 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import prune
 from torch.utils.module_tracker import ModuleTracker
 
+from accuracy import assert_same_bits
 from changed_parts import Adapter, NoBias, OwnBias, Unbiased, hooked, scaled
 from layers import by_steps, error, loss_of
 from selective_scan import S6, MambaMixer, selective_scan_ref
@@ -109,8 +110,7 @@ def test_a_plain_linear_layer_is_as_precise_as_dt_proj(kind, dtype, device):
     layer, x = make(kind, device, dtype), sequence(device, dtype)
     expected = results(layer, x)
     layer.dt_proj = as_linear(layer.dt_proj)
-    for out, wanted in zip(results(layer, x), expected, strict=True):
-        assert torch.equal(out, wanted)
+    assert_same_bits(results(layer, x), expected)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,7 @@ def test_other_parts_that_are_called_leave_the_bias_to_the_scan(kind, part, othe
     expected = results(layer, x)
     assert torch.equal(plain, expected[0])
     layer.get_submodule(part).register_forward_hook(lambda *_: None)
-    for out, wanted in zip(results(layer, x), expected, strict=True):
-        assert torch.equal(out, wanted)
+    assert_same_bits(results(layer, x), expected)
 
 
 def test_dt_proj_by_itself_is_a_linear_layer(device):

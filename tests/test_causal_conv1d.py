@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accuracy import assert_accurate, assert_same_bits
+from accuracy import assert_accurate
 from cases import Axes, ones
-from opchecks import gradcheck, in_order
+from opchecks import in_order
 from problem import (
     LAYOUTS,
     Draws,
@@ -42,7 +42,7 @@ class Case(Axes):
     state_dtype: torch.dtype = F32
     layout: str = "contiguous"
     cu_seqlens: tuple[int, ...] | None = None
-    seq_idx: bool = False
+    seq_idx: bool = False  # the sequences by their index: those of cu_seqlens, or random ones
     cotangents: tuple[str, ...] = ("out", "final_states")
 
 
@@ -69,8 +69,12 @@ def make(case: Case, device: str) -> Problem:
         tensors["initial_states"] = normal(*states).to(case.state_dtype)
         options["return_final_states"] = True
     if case.cu_seqlens is not None:
-        options["cu_seqlens"] = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=device)
-    if case.seq_idx:
+        bounds = torch.tensor(case.cu_seqlens, dtype=torch.int32, device=device)
+        step = torch.arange(case.seqlen, device=device)
+        index = torch.bucketize(step, bounds, right=True, out_int32=True) - 1
+        index[case.cu_seqlens[-1] :] = -1
+        options |= {"seq_idx": index[None]} if case.seq_idx else {"cu_seqlens": bounds}
+    elif case.seq_idx:
         lengths = torch.randint(1, 9, (case.batch, case.seqlen), generator=draws.generator)
         options["seq_idx"] = torch.stack(
             [torch.arange(case.seqlen).repeat_interleave(row)[: case.seqlen] for row in lengths]
@@ -178,27 +182,13 @@ def case_list():
     cases += [base.with_(seq_idx=True, states=False, width=width) for width in (1, 2, 8)]
     cases += [base.with_(cotangents=names) for names in (("out",), ("final_states",))]
     cases.append(packed.with_(cu_seqlens=(0, 30, 70), cotangents=("final_states",)))
+    cases.append(packed.with_(dim=3, seqlen=5, activation=None, cu_seqlens=(0, 0, 5)))
     return list(dict.fromkeys(cases))
 
 
 @pytest.mark.parametrize("case", case_list(), ids=str)
 def test_matches_reference(case, device):
     check(case, device)
-
-
-@pytest.mark.parametrize("sizes", [(0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0)], ids=str)
-@pytest.mark.parametrize("packed", [False, True])
-def test_empty(packed, sizes, device):
-    """Calls with a size of 0 give what the reference gives, with the same zeros as gradients."""
-    case = Case(*sizes, activation=None)
-    if packed:
-        case = case.with_(batch=1, cu_seqlens=(0, 0, case.seqlen))
-    problem = make(case, device)
-    given = (problem.tensors, problem.options, problem.cotangents)
-    actual, expected = run(causal_conv1d_fn, *given), run(causal_conv1d_ref, *given)
-    for name, value in actual.items():
-        wanted = expected[name]
-        torch.testing.assert_close(value, torch.zeros_like(value) if wanted is None else wanted)
 
 
 def test_agrees_with_torchs_convolution(device):
@@ -221,29 +211,6 @@ def test_calls_that_go_on_from_a_state_give_the_bits_of_one_call(layout, device)
         outs.append(out)
     assert torch.equal(torch.cat(outs, 2), whole)
     assert torch.equal(state, last)
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
-def test_packed_sequences_have_the_bits_they_have_alone(layout, device):
-    bounds = (0, 1, 3, 3, 40, 200)
-    problem = make(Case(batch=1, seqlen=200, cu_seqlens=bounds, layout=layout), device)
-    tensors, options, cotangents = problem.tensors, problem.options, problem.cotangents
-    packed = run_kernels(problem)
-    del options["cu_seqlens"]
-    for i, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        alone = tensors | {
-            "x": tensors["x"][..., begin:end],
-            "initial_states": tensors["initial_states"][i : i + 1],
-        }
-        given = {
-            "out": cotangents["out"][..., begin:end],
-            "final_states": cotangents["final_states"][i : i + 1],
-        }
-        one = run(causal_conv1d_fn, alone, options, given)
-        for name in ("out", "dx"):
-            assert torch.equal(packed[name][..., begin:end], one[name]), name
-        for name in ("final_states", "dinitial_states"):
-            assert torch.equal(packed[name][i : i + 1], one[name]), name
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -303,15 +270,9 @@ def test_what_a_channel_holds_changes_no_bit_of_another(value, layout, device):
 @pytest.mark.parametrize("by", ["cu_seqlens", "seq_idx"])
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
-    case = Case(batch=1, layout=layout, states=by == "cu_seqlens")
-    problems = [make(case.with_(cu_seqlens=(0, 20, 40, 70)), device) for _ in range(2)]
-    for problem in problems:
-        if by == "seq_idx":
-            del problem.options["cu_seqlens"]
-            index = torch.arange(3, device=device).repeat_interleave(
-                torch.tensor([20, 20, 30], device=device)
-            )
-            problem.options["seq_idx"] = index[None]
+    case = Case(batch=1, layout=layout, cu_seqlens=(0, 20, 40, 70))
+    case = case.with_(seq_idx=by == "seq_idx", states=by == "cu_seqlens")
+    problems = [make(case, device) for _ in range(2)]
     with torch.no_grad():
         problems[1].tensors["x"][..., 20:40] = torch.nan
         problems[1].cotangents["out"][..., 20:40] = torch.inf
@@ -322,26 +283,6 @@ def test_what_a_sequence_holds_changes_no_bit_of_another(layout, by, device):
     if by == "cu_seqlens":
         for name in ("final_states", "dinitial_states"):
             assert torch.equal(actual[name][[0, 2]], expected[name][[0, 2]]), name
-
-
-@pytest.mark.parametrize("conv", [causal_conv1d_fn, causal_conv1d_ref])
-@pytest.mark.parametrize("by", ["cu_seqlens", "seq_idx"])
-def test_what_lies_outside_of_all_sequences_is_ignored(by, conv, device):
-    case = Case(batch=1, dtype=F64, cu_seqlens=(3, 20, 20, 60), states=by == "cu_seqlens")
-    problem = make(case, device)
-    tensors, options = problem.tensors, problem.options
-    if by == "seq_idx":
-        del options["cu_seqlens"]
-        step = torch.arange(case.seqlen, device=device)
-        index = torch.where((step < 3) | (step >= 60), -1, (step >= 20).int())
-        options["seq_idx"] = index[None].int()
-    results = []
-    for value in (0, torch.nan):
-        with torch.no_grad():
-            tensors["x"][..., :3] = value
-            tensors["x"][..., 60:] = value
-        results.append(run(conv, tensors, options, problem.cotangents))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bounds", [(0, 5, 4), (-1, 6), (0, 7), (9, -9, 9, 2**40)])
@@ -360,18 +301,6 @@ BIG = [
     Case(dim=40, seqlen=3000, dtype=BF16),
     Case(batch=1, seqlen=3000, cu_seqlens=(0, 1000, 1001, 2500)),
 ]
-
-
-@pytest.mark.parametrize("case", BIG, ids=str)
-def test_same_bits_every_run(case, device):
-    problem = make(case, device)
-    assert_same_bits(*(run_kernels(problem) for _ in range(4)))
-
-
-@pytest.mark.parametrize("case", BIG, ids=str)
-def test_same_bits_for_any_number_of_threads(case, check_threads):
-    problem = make(case, "cpu")
-    check_threads(lambda: run_kernels(problem))
 
 
 @pytest.mark.parametrize("case", BIG, ids=str)
@@ -410,12 +339,6 @@ SMALL_CASES = [
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
-def test_gradcheck(case, device):
-    problem = make(case, device)
-    gradcheck(causal_conv1d_fn, problem.tensors, **problem.options)
-
-
-@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan
@@ -430,8 +353,6 @@ def test_opcheck(case, device):
 
 
 def test_compiled_code_writes_final_states(device):
-    torch._dynamo.reset()
-
     def function(x, weight, out):
         return causal_conv1d_fn(x, weight, None, None, None, True, out, activation="silu")
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from accuracy import Error
-from cases import assert_refused
 from problem import lay_out
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
 
@@ -124,12 +123,3 @@ def test_empty(changes, device):
     before = arguments["conv_states"].clone()
     assert not causal_conv1d_fn(**arguments).any()
     assert torch.equal(arguments["conv_states"], before)
-
-
-# --- refusals -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [causal_conv1d_fn, causal_conv1d_ref])
-def test_what_goes_with_a_pool_alone(function, device):
-    message = "cache_indices must be None unless conv_states is given"
-    assert_refused(function, make(device) | {"conv_states": None}, message)

@@ -7,6 +7,7 @@ import torch
 
 from accuracy import Error
 from cases import Axes
+from in_place import in_float64
 from problem import Draws, generator, laid_out
 from selective_scan import (
     causal_conv1d_fn,
@@ -61,16 +62,6 @@ def make(case: Case, device: str) -> dict:
     return arguments
 
 
-def copied(arguments: dict, dtype: torch.dtype | None = None) -> dict:
-    """Returns the arguments with the state cloned and floating-point tensors in this dtype."""
-    return {
-        name: value.clone().to(dtype if dtype and value.is_floating_point() else value.dtype)
-        if isinstance(value, torch.Tensor) and (name == "conv_state" or dtype)
-        else value
-        for name, value in arguments.items()
-    }
-
-
 BASE = Case()
 CASES = [
     BASE,
@@ -98,26 +89,24 @@ CASES = [
 
 def check(case: Case, device: str) -> None:
     arguments = make(case, device)
-    exact, actual = copied(arguments, F64), copied(arguments)
-    for name in ("cache_seqlens", "conv_state_indices"):
-        if name in exact:
-            exact[name] = arguments[name]
+    state, before = arguments["conv_state"], arguments["conv_state"].clone()
+    exact = {name: in_float64(value) for name, value in arguments.items()}
     expected = causal_conv1d_update_ref(**exact)
-    out = causal_conv1d_update(**actual)
+    out = causal_conv1d_update(**arguments)
     assert out.dtype == case.dtype
     if case.layout in ("contiguous", "channel_last", "dim_first"):
         assert out.stride() == arguments["x"].stride()
-    for got, wanted in ((out, expected), (actual["conv_state"], exact["conv_state"])):
+    for got, wanted in ((out, expected), (state, exact["conv_state"])):
         assert got.shape == wanted.shape
         if got.numel() > 0:
-            error = Error.of(got.double().cpu(), wanted.cpu())
+            error = Error.of(got.double().cpu(), wanted)
             allowed = torch.finfo(got.dtype).eps + 4 * torch.finfo(F32).eps
             assert error.relative_l2 < allowed, error
     if case.slots is not None:
         assert not out[1].any()
         used = set(arguments["conv_state_indices"].tolist())
         others = [slot for slot in range(case.slots) if slot not in used]
-        assert torch.equal(actual["conv_state"][others], arguments["conv_state"][others])
+        assert torch.equal(state[others], before[others])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -248,7 +248,8 @@ def test_prefill_and_steps_give_what_one_call_gives(compat_modules, prompt, dtyp
     mamba, x = make_mamba(dtype=dtype), torch.randn(2, 12, 12, dtype=dtype)
     with torch.no_grad():
         expected = mamba(x)
-        out, (conv_state, ssm_state) = by_steps(mamba, x, prompt)
+        out, states = by_steps(mamba, x, prompt)
+    conv_state, ssm_state = states[mamba.layer_idx]
     assert conv_state.shape == (2, 24, 4)
     assert ssm_state.shape == (2, 24, 4)
     assert conv_state.dtype == ssm_state.dtype == dtype
@@ -379,8 +380,7 @@ def test_block_fused_and_not(compat_modules, has_mlp):
     blocks[1].load_state_dict(blocks[0].state_dict())
     x, residual = torch.randn(2, 2, 7, 12)
     results = [block(x, residual) for block in blocks]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     hidden, total = results[0]
     if not has_mlp:
         assert torch.equal(total, x + residual)

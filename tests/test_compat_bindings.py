@@ -381,8 +381,7 @@ def test_the_reference_takes_its_arguments_in_the_order_of_upstreams(compat_modu
     wanted = causal_conv1d_fn(
         x, weight, bias, initial_states=states, return_final_states=True, activation="silu"
     )
-    for actual, expected in zip((out, final_states), wanted, strict=True):
-        torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close((out, final_states), wanted)
     seq_idx = torch.arange(9).div(4, rounding_mode="floor").int().expand(2, 9)
     out = reference(x, weight, bias, None, False, None, None, seq_idx)
     torch.testing.assert_close(out, causal_conv1d_fn(x, weight, bias, seq_idx))

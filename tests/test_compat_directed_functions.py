@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import test_mamba_inner as layers
 from directed import ROUNDING, assert_near, nudge, plain_rows
 from selective_scan._mamba_operators import Layer
 from selective_scan.compat.directions import bimamba_inner_fn, mamba_inner_fn_no_out_proj
@@ -24,40 +25,19 @@ KINDS = {
 
 
 def tensors_of(kind="all", dtype=torch.float64, seqlen=9, device="cpu", width=4) -> dict:
-    batch, dim, dstate, rank, d_model = 2, 6, 3, 2, 5
-    states = dstate * (2 if kind == "complex" else 1)
-    given = {"given B": "B", "given B and C": "BC"}.get(kind, "")
-
-    def normal(*shape, scale=1.0):
-        return scale * torch.randn(shape, dtype=torch.float64)
-
-    poles = [-0.2 - torch.rand(dim, dstate, dtype=torch.float64) for _ in range(2)]
-    if kind == "complex":
-        poles = [torch.complex(A, normal(dim, dstate)) for A in poles]
-    tensors = {
-        "xz": normal(batch, seqlen, 2 * dim).transpose(1, 2),
-        "conv1d_weight": normal(dim, 1, width, scale=0.5),
-        "conv1d_bias": normal(dim),
-        "x_proj_weight": normal(rank + (2 - len(given)) * states, dim, scale=dim**-0.5),
-        "delta_proj_weight": normal(dim, rank, scale=rank**-0.5),
-        "out_proj_weight": normal(d_model, dim, scale=dim**-0.5),
-        "out_proj_bias": normal(d_model),
-        "A": poles[0],
-        "A_b": poles[1],
-        "B": normal(dim, dstate) if "B" in given else None,
-        "C": normal(batch, dstate, seqlen) if "C" in given else None,
-        "D": normal(dim),
-        "delta_bias": normal(dim),
-        "B_proj_bias": normal(states),
-        "C_proj_bias": normal(states),
-    }
-    tensors |= dict.fromkeys(KINDS[kind].split())
-    wide = torch.promote_types(dtype, torch.float32)
-    for name, value in tensors.items():
-        if value is not None:
-            to = wide if name in ("A", "A_b", "B", "D", "delta_bias") else dtype
-            to = to.to_complex() if value.is_complex() else to
-            tensors[name] = value.to(device, to).requires_grad_()
+    """Returns the tensors of a layer, as leaves, with second poles and a C of each step."""
+    case = layers.Case(
+        *(2, 6, seqlen, 3, 2, 5, width),
+        complex=kind == "complex",
+        given={"given B": "B", "given B and C": "BC"}.get(kind, ""),
+        absent=tuple(KINDS[kind].split()),
+        dtype=dtype,
+    )
+    tensors = layers.tensors_of(case, device).items()
+    tensors = {name: value for name, value in tensors if "rms" not in name}
+    tensors["A_b"] = tensors["A"].detach().flip(0).requires_grad_()
+    if "C" in case.given:
+        tensors["C"] = torch.randn(2, 3, seqlen, dtype=dtype, device=device, requires_grad=True)
     return tensors
 
 
@@ -91,12 +71,6 @@ def test_arguments_are_those_of_the_fork():
     assert list(inspect.signature(mamba_inner_fn_no_out_proj).parameters) == common
     with_projection = [*INPUTS, "out_proj_weight", "out_proj_bias", "A", "A_b", *BIASES]
     assert list(inspect.signature(bimamba_inner_fn).parameters) == with_projection
-
-
-def test_second_poles_must_be_given():
-    """Without them there would be one direction."""
-    with pytest.raises(TypeError, match="A_b must be a Tensor, got NoneType"):
-        bimamba_inner_fn(*arguments_of(bimamba_inner_fn, tensors_of() | {"A_b": None}))
 
 
 def test_the_import_path(compat_modules):
@@ -155,7 +129,6 @@ def check_turned_around(tensors):
     torch.testing.assert_close(actual, expected)
     cotangent = torch.randn_like(actual)
     tensors = [a for a in layer if isinstance(a, torch.Tensor)]
-    for one, other in zip(
-        *(torch.autograd.grad(out, tensors, cotangent) for out in (actual, expected)), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out, tensors, cotangent) for out in (actual, expected))
+    )

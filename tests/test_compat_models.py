@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from changed_parts import Wrapper
 from language_models import (
     DIM,
     LAYERS,
@@ -20,7 +21,7 @@ from language_models import (
     published_weights,
     reference_logits,
 )
-from layers import error
+from layers import by_steps, error
 from opchecks import Ops
 
 pytestmark = pytest.mark.usefixtures("compat_modules")
@@ -288,34 +289,13 @@ def test_fields_of_the_configuration():
 # --- changed models -------------------------------------------------------------------------------
 
 
-def step_by_step(model: nn.Module, tokens: torch.Tensor, prompt: int = 4) -> torch.Tensor:
-    """Returns the logits of a prompt and of each token after it."""
-    params = SimpleNamespace(key_value_memory_dict={}, seqlen_offset=0)
-    logits = [model(tokens[:, :prompt], inference_params=params).logits]
-    for params.seqlen_offset in range(prompt, tokens.shape[1]):
-        token = tokens[:, params.seqlen_offset : params.seqlen_offset + 1]
-        logits.append(model(token, inference_params=params).logits)
-    return torch.cat(logits, 1)
-
-
-class Wrapper(nn.Module):
-    """A wrapper like those that packages put around a model."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
-        return 2 * self.module(*inputs, **options)
-
-
 def give_norms_a_bias(model: nn.Module) -> None:
     for norm in (model.backbone.norm_f, model.backbone.layers[1].norm):
         norm.bias = nn.Parameter(torch.randn(DIM))
 
 
 def wrap_backbone(model: nn.Module) -> None:
-    model.backbone = Wrapper(model.backbone)
+    model.backbone = Wrapper(model.backbone, factor=2)
 
 
 def derive_backbone(model: nn.Module) -> None:
@@ -346,7 +326,7 @@ def test_single_tokens_see_what_was_changed(change, fused):
     change(model)
     logits = model(tokens).logits
     assert error(logits, plain) > 0.1
-    assert error(step_by_step(model, tokens), logits) < 1e-5
+    assert error(by_steps(model, tokens, 4)[0], logits) < 1e-5
 
 
 def test_views_of_states_are_kept_while_these_are_the_same():
@@ -377,11 +357,11 @@ def test_a_head_learns_from_single_tokens():
     model.backbone.requires_grad_(False)
     gradients = [
         torch.autograd.grad(logits.square().mean(), model.lm_head.weight)[0]
-        for logits in (step_by_step(model, tokens), model(tokens).logits)
+        for logits in (by_steps(model, tokens, 4)[0], model(tokens).logits)
     ]
     assert error(*gradients) < 1e-5
     with torch.no_grad(), Ops() as ops:
-        step_by_step(model, tokens)
+        by_steps(model, tokens, 4)
     assert ops.names[-1] == "s6_step"
 
 
@@ -389,5 +369,5 @@ def test_a_head_learns_from_single_tokens():
 def test_hooks_for_all_modules_see_an_embedding_once():
     model, seen = make_model(), []
     with nn.modules.module.register_module_forward_hook(lambda part, *_: seen.append(part)):
-        step_by_step(model, torch.randint(VOCAB, (2, 7)))
+        by_steps(model, torch.randint(VOCAB, (2, 7)), 4)
     assert seen.count(model.backbone.embedding) == 4  # a prompt and three tokens

@@ -1,6 +1,8 @@
 """The selective scan's ops in PyTorch: fake kernels, derivatives, torch.compile, make_fx,
 export."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch._inductor.config
@@ -9,9 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
+import test_adaptive_unitary as unitary
+import test_exponential_trapezoid as trapezoid
+from accuracy import assert_same_bits
 from layers import error, loss_of
-from opchecks import Ops, in_order, needs_pytorch, opcheck_forward
-from problem import TENSORS, Case, detached, inputs_on, options_on
+from opchecks import Ops, needs_pytorch, opcheck_forward
+from operator_cases import call_of, each_case
+from problem import TENSORS, Case, inputs_on, op_arguments
 from selective_scan import S6, selective_scan_fn
 from test_s6 import KINDS
 
@@ -34,23 +40,9 @@ CASES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def ops():
     namespace = torch.ops.selective_scan
     return namespace.selective_scan_fwd.default, namespace.selective_scan_bwd.default
-
-
-def arguments(case, device, requires_grad):
-    """Returns the forward op's arguments without save_states."""
-    given = inputs_on(case, device)
-    given = (given if requires_grad else detached(given)) | options_on(case, device)
-    return in_order(torch.ops.selective_scan.selective_scan_fwd, given)[:-1]
 
 
 def gradients(outputs, inputs):
@@ -68,13 +60,13 @@ def output_and_gradients(model, x):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_forward_op(case, device):
     forward, _ = ops()
-    opcheck_forward(forward, arguments(case, device, True))
+    opcheck_forward(forward, op_arguments(case, inputs_on(case, device), requires_grad=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op(case, device):
     forward, backward = ops()
-    inputs = arguments(case, device, False)
+    inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = forward(*inputs, True)
     for given in (
         (out, last_state, *inputs, states),
@@ -92,7 +84,7 @@ def half_of_a_wider_tensor(like):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
-    inputs = arguments(case, device, False)
+    inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = ops()[0](*inputs, True)
     given = {
         f"d{name}": None if tensor is None else half_of_a_wider_tensor(tensor)
@@ -109,7 +101,7 @@ def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
 )
 def test_the_function_and_the_registered_derivative_agree(case, return_last_state, device):
     """Eager calls bypass the op's registered derivative, and give the same bits."""
-    inputs = arguments(case, device, True)
+    inputs = op_arguments(case, inputs_on(case, device), requires_grad=True)
     leaves = [value for value in inputs if getattr(value, "requires_grad", False)]
     names = ("discretization_method", "initial_state", "reverse", "cu_seqlens", "input_delta")
     options = dict(zip(names, inputs[9:], strict=True))
@@ -125,7 +117,7 @@ def test_the_function_and_the_registered_derivative_agree(case, return_last_stat
     with torch.no_grad():
         actual += by_function()
         expected += by_op
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    assert_same_bits(actual, expected)
 
 
 def test_a_gradient_of_a_subclass_of_tensor(device):
@@ -177,7 +169,7 @@ def test_gradient_of_a_tensor_that_outlives_a_transform(device):
     torch.func.grad(keep)(inputs[0])
     actual = gradients([selective_scan_fn(kept[0], *inputs[1:])], inputs)
     expected = gradients([selective_scan_fn(2 * inputs[0], *inputs[1:])], inputs)
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    assert_same_bits(actual, expected)
 
 
 def test_double_backward_of_the_op_is_refused(device):
@@ -189,7 +181,7 @@ def test_double_backward_of_the_op_is_refused(device):
 
 
 def test_gradients_of_inputs_that_need_none_are_none(device):
-    inputs = arguments(SMALL, device, False)
+    inputs = op_arguments(SMALL, inputs_on(SMALL, device))
     inputs[2].requires_grad_()
     out = ops()[0](*inputs, True)[0]
     out.sum().backward()
@@ -231,10 +223,9 @@ def test_compiled_function_in_two_graphs(case, device):
         inputs = inputs_on(case.with_(seqlen=seqlen), device)
         leaves = list(inputs.values())
         actual, expected = compiled(inputs), scan(inputs)
-        assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+        assert_same_bits(actual, expected)
         assert actual[0].stride() == expected[0].stride()
-        pairs = zip(gradients(actual, leaves), gradients(expected, leaves), strict=True)
-        assert all(torch.equal(a, e) for a, e in pairs)
+        assert_same_bits(gradients(actual, leaves), gradients(expected, leaves))
     assert counter.frame_count <= 2
 
 
@@ -287,7 +278,7 @@ def test_make_fx(tracing_mode, device):
     graph = make_fx(step, tracing_mode=tracing_mode)(*inputs)
     called = [node.target for node in graph.graph.nodes]
     assert all(op in called for op in ops())
-    assert all(torch.equal(a, e) for a, e in zip(graph(*inputs), step(*inputs), strict=True))
+    assert_same_bits(graph(*inputs), step(*inputs))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -324,14 +315,26 @@ def test_export_with_a_dynamic_length(strict, options, device):
         torch.testing.assert_close(program.module()(x), model(x))
 
 
-def test_meta_tensors_have_the_results_shapes():
-    case = SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)
-    real = inputs_on(case, "cpu")
-    meta = {name: tensor.detach().to("meta").requires_grad_() for name, tensor in real.items()}
+@each_case(
+    {
+        "scan": [SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)],
+        "exponential trapezoid": [
+            trapezoid.BASE.with_(B=B, C=C)
+            for B, C in (("constant", "variable"), ("variable", "constant"))
+        ],
+        "unitary scan": [unitary.Case()],
+    }
+)
+def test_meta_tensors_have_the_results_shapes(operator, case):
+    call = call_of(operator, case, "cpu")
+    tensors = {name: it.detach().to("meta").requires_grad_() for name, it in call.tensors.items()}
+    meta = dataclasses.replace(call, tensors=tensors)
     results = []
-    for inputs in (real, meta):
-        outputs = selective_scan_fn(**inputs, return_last_state=True)
-        results.append((*outputs, *gradients(outputs, list(inputs.values()))))
+    for it in (call, meta):
+        outputs = list(it.outputs().values())
+        results.append((*outputs, *gradients(outputs, list(it.tensors.values()))))
+    by_reference = [*meta.outputs(meta.reference).values()]
+    assert [it.shape for it in by_reference] == [it.shape for it in outputs]
     for actual, expected in zip(*reversed(results), strict=True):
         assert actual.device.type == "meta"
         assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)

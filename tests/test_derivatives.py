@@ -12,23 +12,24 @@ import selective_scan
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 import test_mamba_inner as mamba_inner
+from operator_cases import call_of
 
 FORWARD_MODE = (
     "^selective_scan: forward-mode differentiation is not supported by the kernels"
     "(, but by the reference, {}, which functions run with backend='reference')?$"
 )
-OPERATORS = ("selective_scan", "diagonal_scan", "adaptive_unitary_scan")
+OPERATORS = {
+    "scan": problem.Case(seqlen=5),
+    "diagonal scan": diagonal.Case(),
+    "unitary scan": unitary.Case(),
+}
 
 
 @pytest.fixture(params=OPERATORS)
 def operator(request, device):
     """The function, its reference, its inputs, and the name of one of them."""
-    function = getattr(selective_scan, f"{request.param}_fn")
-    reference = getattr(selective_scan, f"{request.param}_ref")
-    if request.param == "selective_scan":
-        return function, reference, problem.inputs_on(problem.Case(seqlen=5), device), "u"
-    cases, name = (diagonal, "b") if request.param == "diagonal_scan" else (unitary, "u")
-    return function, reference, cases.make(cases.Case(), device), name
+    made = call_of(request.param, OPERATORS[request.param], device)
+    return made.function, made.reference, made.tensors, "b" if "b" in made.tensors else "u"
 
 
 def test_forward_mode_refuses(operator):

@@ -1,15 +1,20 @@
-"""The backward pass gives the same bits on every run, with any number of threads."""
+"""Every operator gives the same bits on every run, with any number of threads."""
 
 import itertools
 
 import pytest
 import torch
 
+import test_adaptive_unitary as unitary
+import test_causal_conv1d as convolution
+import test_diagonal_scan as diagonal
 import test_dstate1 as dstate1
+import test_matrix_scan as matrix
 import test_paths as paths
 import test_prompt as prompt
 import test_streamed_backward as streamed_backward
 from accuracy import assert_same_bits
+from operator_cases import call_of, each_case
 from path_cases import FLOATS
 from problem import Case, check_repeatable, run
 
@@ -79,6 +84,24 @@ def test_runs_of_streamed_and_other_kernels_agree_bit_by_bit(case, cuda_device):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_number_of_threads_gives_the_same_bits(case, check_threads):
     check_threads(lambda: run(case, "cpu"), (1, 2, 3, 7, 16))
+
+
+OTHERS = {
+    "matrix scan": [*matrix.BASE.with_(dim=40, groups=2, dstate=7).each(complex=(False, True))],
+    "diagonal scan": [diagonal.Case(shape=(3, 5000), a_shape=(1,))],
+    "convolution": convolution.BIG,
+}
+
+
+@each_case(OTHERS | {"unitary scan": [unitary.Case(dim=34, seqlen=300, B="shared", groups=1)]})
+def test_runs_of_other_operators_agree_bit_by_bit(operator, case, device):
+    call = call_of(operator, case, device)
+    assert_same_bits(*(call.solve() for _ in range(4)))
+
+
+@each_case(OTHERS)
+def test_any_number_of_threads_gives_the_same_bits_of_others(operator, case, check_threads):
+    check_threads(call_of(operator, case, "cpu").solve, (1, 2, 3, 5))
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=str)

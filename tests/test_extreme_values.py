@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from accuracy import Tolerance, complaint
+from accuracy import Tolerance, assert_same_bits, complaint
 from problem import (
     METHODS,
     Case,
@@ -13,41 +13,23 @@ from problem import (
     detached,
     generator,
     inputs_on,
+    laid_out,
     make,
+    moved,
+    run_on,
+    scan,
 )
 from selective_scan import selective_scan_fn, selective_scan_ref
-from test_edges import SMALL, scan
-
-CHANNEL_GRADIENTS = ("u", "delta", "A", "z", "D", "delta_bias", "initial_state")
-
-
-def results_of(case, inputs):
-    """Returns outputs, and the gradients that belong to a single channel."""
-    outputs = scan(case, inputs)
-    cotangents = [
-        value.to(output.device)
-        for value, output in zip(make(case).cotangents.values(), outputs, strict=True)
-    ]
-    gradients = torch.autograd.grad(
-        outputs, [inputs[name] for name in CHANNEL_GRADIENTS], cotangents
-    )
-    names = ("out", "last_state", *CHANNEL_GRADIENTS)
-    return dict(zip(names, (*outputs, *gradients), strict=True))
+from test_edges import SMALL
 
 
 def expected_and_actual(case, tensors, device):
-    """Returns pairs of the reference's and the device's outputs and gradients."""
-    results = []
-    for backend, where in (("reference", "cpu"), ("auto", device)):
-        inputs = {
-            key: None if value is None else value.detach().clone().to(where).requires_grad_()
-            for key, value in tensors.items()
-        }
-        outputs = scan(case, inputs, backend=backend)
-        present = [value for value in inputs.values() if value is not None]
-        cotangents = [make(case).cotangents[key].to(where) for key in ("out", "last_state")]
-        results.append([*outputs, *torch.autograd.grad(outputs, present, cotangents)])
-    return zip(*results, strict=True)
+    """Returns the reference's and the device's outputs and gradients, all on the CPU."""
+    expected, actual = (
+        run_on(case, laid_out(tensors, "contiguous", where), backend=backend)
+        for backend, where in (("reference", "cpu"), ("auto", device))
+    )
+    return expected, {name: value.cpu() for name, value in actual.items()}
 
 
 @pytest.mark.parametrize("name", ["B", "C"])
@@ -113,8 +95,8 @@ def test_poles_and_steps_of_zero(method, is_complex, input_delta, device):
     tensors = {key: None if v is None else v.clone() for key, v in make(case).tensors.items()}
     tensors["A"][:, :2] = 0
     tensors["delta"][..., ::3] = 0
-    for expected, actual in expected_and_actual(case, tensors, device):
-        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-11, atol=1e-11)
+    expected, actual = expected_and_actual(case, tensors, device)
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -129,14 +111,13 @@ def test_an_infinite_step_is_no_step(softplus, dstate, is_complex, method, devic
     tensors = dict(make(case).tensors)
     tensors["delta"] = tensors["delta"].clone()
     tensors["delta"][0, channel, step] = math.inf
-    present = [name for name, value in tensors.items() if value is not None]
-    results = expected_and_actual(case, tensors, device)
-    for name, (expected, actual) in zip(("out", "last_state", *present), results, strict=True):
-        finite, wanted = (
-            torch.isfinite(torch.view_as_real(value) if value.is_complex() else value)
-            for value in (actual.cpu(), expected)
+    expected, actual = expected_and_actual(case, tensors, device)
+    for name, value in expected.items():
+        wanted, finite = (
+            torch.isfinite(torch.view_as_real(it) if it.is_complex() else it)
+            for it in (value, actual[name])
         )
-        if name in ("B", "C"):
+        if name in ("dB", "dC"):
             assert not finite[0, 0].all()
             finite[0, 0] = wanted[0, 0]
         assert torch.equal(finite, wanted), name
@@ -175,38 +156,22 @@ def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
     size[:, 3] = 0
     size[::3, 6] = 0
     A.mul_((size / A.abs().clamp(min=1e-3)).to(A.dtype))
-    cotangents = [make(case).cotangents[key] for key in ("out", "last_state")]
-
-    def results(inputs, **options):
-        inputs = {key: v if v is None else v.requires_grad_() for key, v in inputs.items()}
-        outputs = scan(case, inputs, **options)
-        names = [key for key, value in inputs.items() if value is not None]
-        gradients = torch.autograd.grad(
-            outputs,
-            [inputs[key] for key in names],
-            [value.to(output.dtype) for value, output in zip(cotangents, outputs, strict=True)],
-        )
-        named = zip(("out", "last_state", *names), (*outputs, *gradients), strict=True)
-        return {key: value.detach() for key, value in named}
-
-    wide = {
-        key: v if v is None else v.to(torch.complex128 if v.is_complex() else torch.float64)
-        for key, v in inputs.items()
-    }
-    exact, actual = results(wide, backend="reference"), results(inputs, backend="cpu")
+    wide = moved(inputs, torch.float64)
+    exact = detached(run_on(case, wide, backend="reference"))
+    actual = detached(run_on(case, laid_out(inputs, "contiguous", "cpu"), backend="cpu"))
     # Each state separately, since gradients of small poles are large. They are sums over all
     # outputs, whose terms may cancel, so their errors are compared with the size of such sums: the
     # root mean square of what the terms add up to if their signs are random.
     count = 8
     signed = [
         value * (2 * torch.randint(2, (count, *value.shape), generator=random) - 1)
-        for value in cotangents
+        for value in make(case).cotangents.values()
     ]
     outputs = scan(case, wide, backend="reference")
     signed = [value.to(output.dtype) for value, output in zip(signed, outputs, strict=True)]
     (gradients,) = torch.autograd.grad(outputs, wide["A"], signed, is_grads_batched=True)
     sizes = gradients.norm(dim=(0, 1)) / count**0.5
-    errors = (actual.pop("A") - exact["A"]).norm(dim=0) / sizes
+    errors = (actual.pop("dA") - exact["dA"]).norm(dim=0) / sizes
     assert (errors <= allowed).all(), errors
     for name, value in actual.items():
         reason = complaint(value, exact[name], Tolerance(allowed))
@@ -245,10 +210,10 @@ def test_steps_and_poles_of_any_size_side_by_side(method, device):
         # States are of size 1/|A|: beyond 1e296 their last digits would be denormals, which kernels
         # treat as 0, and the gradient of delta contains |A| times the loss.
         tensors["A"][1, 2], tensors["delta"][1, 0, 5] = -1e295, 1e-290
-    for expected, actual in expected_and_actual(case, tensors, device):
-        torch.testing.assert_close(
-            actual.cpu(), expected, rtol=1e-10, atol=1e-11 * expected.abs().max().item()
-        )
+    expected, actual = expected_and_actual(case, tensors, device)
+    for name, value in expected.items():
+        atol = 1e-11 * value.abs().max().item()
+        torch.testing.assert_close(actual[name], value, rtol=1e-10, atol=atol)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -263,17 +228,12 @@ def test_a_pole_far_away_changes_no_bit_of_its_neighbour(method, device):
     def results(pole):
         A = tensors["A"].clone()
         A[:, 1] = pole
-        inputs = {
-            name: None if value is None else value.to(device, copy=True).requires_grad_()
-            for name, value in (tensors | {"A": A}).items()
-        }
-        results = results_of(case, inputs)
-        of_states = ("last_state", "A", "initial_state")
+        results = run_on(case, laid_out(tensors | {"A": A}, "contiguous", device))
+        del results["dB"], results["dC"]  # sums over channels and states
+        of_states = ("last_state", "dA", "dinitial_state")
         return results | {name: results[name][..., 0] for name in of_states}
 
-    near, far = results(-1.0), results(-1e4)
-    for name, wanted in near.items():
-        assert torch.equal(far[name], wanted), name
+    assert_same_bits(results(-1.0), results(-1e4))
 
 
 def test_growing_states_overflow_to_infinity_without_an_error(device):

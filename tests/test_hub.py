@@ -1,23 +1,19 @@
 """packaging/hub: the sources that a hub of kernels gets, and the namespace of a build's ops."""
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
 def hub():
-    spec = importlib.util.spec_from_file_location(
-        "make_hub", ROOT / "packaging" / "hub" / "make.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return programs.load(ROOT / "packaging" / "hub" / "make.py")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from accuracy import Error
+from accuracy import Error, assert_same_bits
 from cases import assert_refused, compiled_with_graphs
 from graphs import capture
 from operator_calls import IN_PLACE, OPERATORS_IN_PLACE, in_place, make
@@ -70,11 +70,6 @@ def call_of(name, changes, device):
 
 def copy_of(arguments):
     return tree_map_only(torch.Tensor, torch.clone, arguments)
-
-
-def assert_same_states(operator, arguments, others):
-    pairs = zip(operator.states_of(arguments), operator.states_of(others), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def rows_of(tensor, arguments):
@@ -149,11 +144,11 @@ def test_indices_of_no_slot(name, changes, device):
             given = with_index(count)
             message = f"{argument} must be less than slots = {count}, got {count}"
             assert_refused(function, given, message)
-            assert_same_states(operator, given, arguments)
+            assert_same_bits(*map(operator.states_of, (given, arguments)))
         for slot in (count, min(2**40, torch.iinfo(indices.dtype).max)) if device == "cuda" else ():
             given, padded = with_index(slot), with_index(-1)
             assert torch.equal(operator.function(**given), operator.function(**padded))
-            assert_same_states(operator, given, padded)
+            assert_same_bits(*map(operator.states_of, (given, padded)))
 
 
 # --- rounding, threads ----------------------------------------------------------------------------
@@ -219,7 +214,7 @@ def test_out_is_written_and_returned(name, changes, device):
                 assert torch.equal(out, expected)
             else:
                 torch.testing.assert_close(out, expected)
-            assert_same_states(operator, given, plain)
+            assert_same_bits(*map(operator.states_of, (given, plain)))
 
 
 # --- opcheck, compilation, export, capture --------------------------------------------------------
@@ -263,7 +258,7 @@ def test_other_sizes_do_not_compile_again(name, device):
         arguments = operator.make(device, **changes)
         other = copy_of(arguments)
         assert torch.equal(compiled(other), step(arguments))
-        assert_same_states(operator, other, arguments)
+        assert_same_bits(*map(operator.states_of, (other, arguments)))
     assert len(graphs) == 1
 
 
@@ -284,11 +279,9 @@ def test_compiled_code_changes_the_states_in_place(name, backend, device):
         x = arguments[operator.x] + 1
         return 2 * operator.function(**arguments | {operator.x: x})
 
-    torch._dynamo.reset()
     result = torch.compile(step, fullgraph=True, backend=backend)(other)
     torch.testing.assert_close(result, step(arguments))
-    for pair in zip(operator.states_of(other), operator.states_of(arguments), strict=True):
-        torch.testing.assert_close(*pair)
+    torch.testing.assert_close(*map(operator.states_of, (other, arguments)))
     if "out" in other:
         assert torch.equal(2 * other["out"], result)
 
@@ -333,4 +326,4 @@ def test_a_captured_call_takes_other_values(name, changes, cuda_device):
         other = copy_of(arguments)
         graph.replay()
         assert torch.equal(operator.function(**other), out)
-        assert_same_states(operator, arguments, other)
+        assert_same_bits(*map(operator.states_of, (arguments, other)))

@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 
+from accuracy import assert_same_bits
 from problem import (
     COMPLEX_KINDS,
     DTYPES,
@@ -24,6 +25,8 @@ from problem import (
     lay_out,
     make,
     op_arguments,
+    part_of,
+    scan,
 )
 from selective_scan import selective_scan_fn
 
@@ -209,17 +212,10 @@ SAMPLES = [
 ]
 
 
-def forward(case, device, inputs=None, **options):
-    inputs = inputs or detached(inputs_on(case, device))
-    return selective_scan_fn(**inputs, **(make(case).options | options), return_last_state=True)
-
-
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_saving_states_for_backward_does_not_change_the_output(case, device):
-    with_grad = selective_scan_fn(
-        **inputs_on(case, device), **make(case).options, return_last_state=True
-    )
-    for expected, actual in zip(with_grad, forward(case, device), strict=True):
+    inputs = inputs_on(case, device)
+    for expected, actual in zip(scan(case, inputs), scan(case, detached(inputs)), strict=True):
         assert torch.equal(expected, actual)
         assert expected.requires_grad
         assert not actual.requires_grad
@@ -238,8 +234,7 @@ def test_the_backward_op_takes_states_as_they_come_or_none(case, device):
     strided = states.repeat_interleave(2)[::2]
     for others in (None, states[:0], lay_out(states, "offset"), strided):
         recomputed = ops.selective_scan_bwd(*cotangents, *arguments, others)
-        for expected, actual in zip(given, recomputed, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(recomputed, given, rtol=1e-5, atol=1e-5)
     without = ops.selective_scan_bwd(None, None, *arguments, states)
     assert not any(gradient.any() for gradient in without if gradient is not None)
 
@@ -261,10 +256,7 @@ def test_gradients_go_where_the_caller_wants_them(case, layout, device):
         if expected[name] is not None:
             surroundings[name], given[f"d{name}"] = surrounded(expected[name], layout)
     others = ops.selective_scan_bwd_out(out, last_state, *arguments, states, **given)
-    rest = [name for name in TENSORS if name not in names]
-    for name, gradient in zip(rest, others, strict=True):
-        wanted = expected[name]
-        assert gradient is wanted is None or torch.equal(gradient, wanted), name
+    assert_same_bits(others, [expected[name] for name in TENSORS if name not in names])
     for name, whole in surroundings.items():
         assert torch.equal(given[f"d{name}"], expected[name]), name
         given[f"d{name}"].fill_(SURROUNDING)
@@ -299,8 +291,8 @@ def test_reverse_is_flip_scan_flip(case, device):
         return value.unflatten(-1, (-1, 2)).flip(-2).flatten(-2) if packed else value.flip(-1)
 
     flipped = {name: flip(name, value) for name, value in inputs.items()}
-    out, last_state = forward(case, device, inputs, reverse=not case.reverse)
-    expected_out, expected_state = forward(case, device, flipped)
+    out, last_state = scan(case, inputs, reverse=not case.reverse)
+    expected_out, expected_state = scan(case, flipped)
     torch.testing.assert_close(out, expected_out.flip(-1))
     torch.testing.assert_close(last_state, expected_state)
 
@@ -310,23 +302,13 @@ def test_two_halves_are_one_scan(case, device):
     """initial_state continues where last_state stopped."""
     case = case.with_(layout="contiguous", dtype=torch.float32)
     inputs = detached(inputs_on(case, device))
-    out, last_state = forward(case, device, inputs)
-
-    def part(name, value, first, last):
-        if value is None or name not in ("u", "delta", "z", "B", "C", "input_delta"):
-            return value
-        if name in ("B", "C") and getattr(case, name) == "constant":
-            return value
-        width = 2 if getattr(case, name, None) in ("packed", "packed_grouped") else 1
-        return value[..., width * first : width * last]
-
+    out, last_state = scan(case, inputs)
     cut = 1 + int(torch.randint(case.seqlen - 1, (), generator=generator(f"cut {case}")))
     pieces = [(0, cut), (cut, case.seqlen)]
     outs, state = {}, inputs["initial_state"]
     for first, last in reversed(pieces) if case.reverse else pieces:
-        piece = {name: part(name, value, first, last) for name, value in inputs.items()}
-        piece["initial_state"] = state
-        outs[first], state = forward(case, device, piece)
+        piece = part_of(inputs, first, last) | {"initial_state": state}
+        outs[first], state = scan(case, piece)
     torch.testing.assert_close(torch.cat([outs[0], outs[cut]], -1), out)
     torch.testing.assert_close(state, last_state)
 
@@ -336,7 +318,7 @@ def test_without_return_last_state_the_result_is_a_tensor(case, device):
     inputs = inputs_on(case, device)
     out = selective_scan_fn(**inputs, **make(case).options)
     assert isinstance(out, torch.Tensor)
-    assert torch.equal(out, forward(case, device)[0])
+    assert torch.equal(out, scan(case, detached(inputs))[0])
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last", "dim_first"])

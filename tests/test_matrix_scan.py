@@ -8,13 +8,14 @@ import pytest
 import scipy.linalg
 import torch
 
-from accuracy import Error, complaint, tolerance, worst_error
-from opchecks import gradcheck, in_order, opcheck_forward
+import problem
+from accuracy import Error, assert_same_bits, complaint, tolerance, worst_error
+from opchecks import opcheck_forward
 from problem import (
     Case,
     check_against,
     generator,
-    lay_out,
+    inputs_on,
     make,
     moved,
     plain_solutions,
@@ -53,25 +54,9 @@ def solve(case: Case, inputs, scan=selective_scan_ref) -> dict[str, torch.Tensor
     return results_of(scanned, inputs, make(case).cotangents)
 
 
-def laid_out(case: Case, tensors, device="cpu") -> dict[str, torch.Tensor | None]:
-    """Returns tensors in the case's layout; the layout "expanded" changes their values."""
-    made = {}
-    for index, (name, value) in enumerate(tensors.items()):
-        if value is not None:
-            layout = case.layout if name in case.layout_of else "contiguous"
-            # A matrix of equal rows or columns would not be stable, so A is expanded over channels.
-            value = lay_out(value.to(device), layout, 0 if name == "A" else index)
-        made[name] = value
-    return made
-
-
 def run(case: Case, tensors, device="cpu"):
     """Returns the results of the kernels."""
-    inputs = {
-        name: None if value is None else value.detach().requires_grad_()
-        for name, value in laid_out(case, tensors, device).items()
-    }
-    return solve(case, inputs, selective_scan_fn)
+    return solve(case, inputs_on(case, device, tensors), selective_scan_fn)
 
 
 def exact_results(case: Case, tensors):
@@ -83,7 +68,8 @@ def plain_results(case: Case, tensors, count: int = 4) -> list[dict[str, torch.T
 
 
 def check(case: Case, tensors=None, device="cpu") -> None:
-    tensors = laid_out(case, tensors or tensors_of(case))
+    # The layout "expanded" changes values.
+    tensors = inputs_on(case, "cpu", tensors or tensors_of(case))
     exact, actual = exact_results(case, tensors), run(case, tensors, device)
     plain = partial(plain_results, case, tensors)
     check_against(exact, plain, case, tensors, actual, device)
@@ -324,13 +310,6 @@ def test_a_singular_step_stays_in_its_channel(is_complex, device):
     assert bad["out"][:, 3, :40].isfinite().all()
 
 
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_the_same_bits(is_complex, check_threads, device):
-    case = BASE.with_(dim=40, groups=2, dstate=7, complex=is_complex)
-    tensors = tensors_of(case)
-    check_threads(lambda: run(case, tensors, device), (1, 1, 2, 3))
-
-
 def test_a_sequence_depends_on_no_other():
     """No bit of a sequence or channel depends on others, even if a step of another one exchanges
     rows that it leaves in place."""
@@ -356,20 +335,9 @@ def test_a_sequence_depends_on_no_other():
 
 def op_arguments(case, requires_grad, device="cpu"):
     """Returns the arguments that both ops take."""
-    values = {
-        name: None if value is None else value.to(device, copy=True).requires_grad_(requires_grad)
-        for name, value in tensors_of(case).items()
-    }
-    return in_order(torch.ops.selective_scan.matrix_scan_fwd, values | make(case).options)[:-1]
-
-
-@pytest.mark.parametrize("base", [BASE, BASE.with_(input_delta=F64)], ids=["", "input_delta"])
-@pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
-def test_gradcheck(is_complex, base, device):
-    kinds = {"B": "packed", "C": "constant"} if is_complex else {}
-    case = base.with_(dim=2, seqlen=4, dstate=3, batch=1, dtype=F64, complex=is_complex, **kinds)
-    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-    gradcheck(selective_scan_fn, tensors, **make(case).options, return_last_state=True)
+    inputs = inputs_on(case, device, tensors_of(case))
+    op = torch.ops.selective_scan.matrix_scan_fwd
+    return problem.op_arguments(case, inputs, requires_grad, op)
 
 
 OP_CASES = [
@@ -399,37 +367,8 @@ def test_states_that_were_not_saved_are_computed_again(device):
     out, last_state, states = ops.matrix_scan_fwd(*inputs, True)
     given = ops.matrix_scan_bwd(out, last_state, *inputs, states)
     again = ops.matrix_scan_bwd(out, last_state, *inputs, None)
-    assert given[-1] is again[-1] is None  # of input_delta
-    assert all(torch.equal(a, b) for a, b in zip(given[:-1], again[:-1], strict=True))
-
-
-@pytest.mark.parametrize("mapped", ["u", "A", "input_delta"])
-def test_maps_over_one_dimension_more(mapped, device):
-    case = EVENTS.with_(dstate=3, initial_state=False, dtype=F64)
-    tensors = {n: v.to(device) for n, v in tensors_of(case).items() if v is not None}
-    stack = torch.stack([tensors[mapped], 0.5 * tensors[mapped]])
-    options = make(case).options
-
-    def scan(value):
-        return selective_scan_fn(**(tensors | {mapped: value}), **options)
-
-    assert torch.allclose(torch.func.vmap(scan)(stack), torch.stack([scan(v) for v in stack]))
-
-    def gradient(value):
-        return torch.func.grad(lambda value: scan(value).square().sum())(value)
-
-    expected = torch.stack([gradient(value) for value in stack])
-    assert torch.allclose(torch.func.vmap(gradient)(stack), expected)
-
-
-def test_empty_sequences(device):
-    case = BASE.with_(seqlen=0)
-    tensors = {n: v.to(device).requires_grad_() for n, v in tensors_of(case).items()}
-    out, last = selective_scan_fn(**tensors, **make(case).options, return_last_state=True)
-    assert out.shape == (2, 4, 0)
-    assert torch.equal(last, tensors["initial_state"])
-    (gradient,) = torch.autograd.grad(last.sum(), tensors["initial_state"])
-    assert torch.equal(gradient, torch.ones_like(gradient))
+    assert given[-1] is None  # of input_delta
+    assert_same_bits(given, again)
 
 
 # --- bad calls ------------------------------------------------------------------------------------

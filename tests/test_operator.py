@@ -8,6 +8,7 @@ import torch
 import problem
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
+from operator_cases import call_of
 from selective_scan import _pytorch
 from selective_scan._checks import INTEGER, REAL
 from selective_scan._operator import Operator
@@ -18,7 +19,12 @@ from selective_scan.adaptive_unitary import _ADAPTIVE_UNITARY_SCAN
 from selective_scan.diagonal_scan import DIAGONAL_SCAN
 from test_compile import MINIMAL
 
-OPERATORS = (SELECTIVE_SCAN, DIAGONAL_SCAN, _ADAPTIVE_UNITARY_SCAN)
+# Each with a case of the tensors that its op requires.
+OPERATORS = {
+    SELECTIVE_SCAN: ("scan", MINIMAL),
+    DIAGONAL_SCAN: ("diagonal scan", diagonal.Case(initial_state=None)),
+    _ADAPTIVE_UNITARY_SCAN: ("unitary scan", unitary.Case(z=False, initial_state=False)),
+}
 
 
 # --- a new operator -------------------------------------------------------------------------------
@@ -193,13 +199,7 @@ class Context:
 
 def required(operator, device):
     """Returns the tensors that the op requires, with gradients enabled."""
-    if operator is SELECTIVE_SCAN:
-        inputs = problem.inputs_on(MINIMAL, device)
-    elif operator is DIAGONAL_SCAN:
-        inputs = diagonal.make(diagonal.Case(initial_state=None), device)
-    else:
-        inputs = unitary.make(unitary.Case(z=False, initial_state=False), device)
-    return [tensor for tensor in inputs.values() if tensor is not None]
+    return list(call_of(*OPERATORS[operator], device).tensors.values())
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
@@ -229,7 +229,7 @@ def test_as_many_gradients_as_inputs(operator, device):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("operator", OPERATORS[:2], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", list(OPERATORS)[:2], ids=lambda operator: operator.name)
 def test_gradients_of_ops_without_their_optional_arguments(operator, compiled, device):
     tensors = required(operator, device)
     op = getattr(torch.ops.selective_scan, f"{operator.name}_fwd")

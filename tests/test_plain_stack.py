@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from changed_parts import CHANGES, hooked
+from accuracy import assert_same_bits
+from changed_parts import CHANGES, Wrapper, hooked
 from gpu_kernels import has_step
-from layers import error
+from layers import error, tensors_of
 from opchecks import Ops
 from selective_scan import S6, MambaMixer, S6Cache, _plain_stack
 from selective_scan._discretization import METHODS
@@ -56,10 +57,6 @@ def through_modules(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Linear | nn.RMSNorm):
             module.register_forward_hook(lambda *_: None)
     return exact
-
-
-def tensors_of(cache: S6Cache | MixerCache) -> list[torch.Tensor]:
-    return cache._tensors()
 
 
 def check(model: nn.Module, batch: int, lengths: list[int], *, in_one: bool) -> None:
@@ -175,17 +172,6 @@ def test_it_sees_new_weights():
     check(model, BATCH, [1], in_one=False)
 
 
-class Wrapper(nn.Module):
-    """A wrapper like those that FSDP and others put around a layer."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = layer
-
-    def forward(self, *inputs: object, **options: object) -> torch.Tensor:
-        return self.wrapped(*inputs, **options)
-
-
 def test_a_layer_in_a_wrapper_is_called():
     model = model_of()
     cache = model.allocate_cache(BATCH)
@@ -290,8 +276,7 @@ def test_a_captured_token_goes_on_as_calls_do(is_warm, cuda_device):
         if step % 10 == 0:  # without the graph, from its state
             x.normal_()
             assert torch.equal(model(x, cache=cache, head=head), model(x, cache=other, head=head))
-    for state, expected in zip(tensors_of(cache), tensors_of(other), strict=True):
-        assert torch.equal(state, expected)
+    assert_same_bits(tensors_of(cache), tensors_of(other))
 
 
 def test_models_on_several_streams(cuda_device):
@@ -313,14 +298,12 @@ def test_models_on_several_streams(cuda_device):
 
 
 def test_compiled_code_on_a_gpu_calls_the_operator(cuda_device):
-    torch._dynamo.reset()
     model = model_of(cuda_device)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     cache, other = model.allocate_cache(BATCH), model.allocate_cache(BATCH)
     for steps in (1, 1, 2, 2):
         x = steps_of(model, BATCH, steps)
         assert torch.equal(compiled(x, cache=cache), model(x, cache=other))
-    torch._dynamo.reset()
 
 
 # --- the modules ----------------------------------------------------------------------------------
@@ -367,7 +350,6 @@ def test_an_input_of_another_dtype_is_refused_as_by_the_modules():
 
 @pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
 def test_compiled_code_calls_the_operator(kind):
-    torch._dynamo.reset()
     model = model_of()
     model = model if kind == "S6" else model.layers[0]
     targets = []
@@ -383,7 +365,6 @@ def test_compiled_code_calls_the_operator(kind):
         # A layer's norm has a separate kernel, which compiled code does not call.
         torch.testing.assert_close(compiled(x, cache=cache), model(x, cache=other))
     assert torch.ops.selective_scan.s6_step.default in targets
-    torch._dynamo.reset()
 
 
 # --- many steps -----------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 import selective_scan._plain_stack as plain_stack
+from accuracy import assert_same_bits
 from changed_parts import CHANGES
+from layers import tensors_of
 from opchecks import Ops
 from selective_scan import S6, S6Cache
 from selective_scan._ops import ops
 from selective_scan._prepared_step import PreparedStep
-from test_plain_stack import BATCH, DIM, F32, HALF, model_of, steps_of, tensors_of
+from test_plain_stack import BATCH, DIM, F32, HALF, model_of, steps_of
 
 pytestmark = pytest.mark.usefixtures("no_gradients", "step_kernel")
 
@@ -59,8 +61,7 @@ def test_it_has_the_bits_of_any_call(dtype, has_head, device):
         expected = model(x, cache=twin, head=head)
         turned = x.transpose(1, 2).contiguous().transpose(1, 2)
         assert torch.equal(model(turned, cache=cache, head=head), expected)
-        for state, wanted in zip(tensors_of(cache), tensors_of(twin), strict=True):
-            assert torch.equal(state, wanted)
+        assert_same_bits(tensors_of(cache), tensors_of(twin))
 
 
 def test_it_does_not_look_at_the_modules_again(monkeypatch):
@@ -168,8 +169,7 @@ def test_copies_of_a_cache_have_nothing_prepared(device):
         for _ in range(3):
             out = model(x, cache=twin)
         assert not torch.equal(out, expected)
-        for state, kept in zip(tensors_of(cache), before, strict=True):
-            assert torch.equal(state, kept)
+        assert_same_bits(tensors_of(cache), before)
 
 
 def test_what_is_prepared_goes_with_its_cache():

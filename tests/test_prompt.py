@@ -6,8 +6,7 @@ import torch
 import test_capabilities as capabilities
 from gpu_kernels import skip_without_path
 from path_cases import FLOATS, one_axis
-from problem import LAYOUTS, METHODS, Case, check, check_results, inputs_on, options_on
-from selective_scan import selective_scan_fn
+from problem import LAYOUTS, METHODS, Case, check, check_results, inputs_on, scan
 
 # Short enough for the plan to choose these kernels, whatever the number of channels.
 BASE = Case(batch=2, dim=18, groups=2, seqlen=200)
@@ -86,11 +85,8 @@ REFUSED = (
 
 def check_outputs(case: Case, device: str) -> None:
     """Checks a forward pass only."""
-    inputs = inputs_on(case, device)
     with torch.no_grad():
-        out, last_state = selective_scan_fn(
-            **inputs, **options_on(case, device), return_last_state=True
-        )
+        out, last_state = scan(case, inputs_on(case, device))
     actual = {"out": out, "last_state": last_state}
     check_results(case, actual, device, names=actual)
 

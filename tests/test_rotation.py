@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from layers import recurrence
 from problem import METHODS
 from selective_scan import rotate_states, selective_scan_fn, selective_state_update
-from selective_scan._discretization import DISCRETIZATIONS
 
 BATCH, DIM, DSTATE, SEQLEN = 2, 6, 8, 23
 F64 = torch.float64
@@ -25,24 +25,16 @@ def make(groups=None, dtype=F64, seqlen=SEQLEN):
     )
 
 
-def of_channels(values, groups):
-    """Returns values for each channel, (batch, dim, ..., seqlen)."""
-    values = values[:, None] if groups is None else values
-    return values.repeat_interleave(DIM // values.shape[1], 1)
-
-
 def walk(u, delta, A, B, C, steps, groups, method):
-    """Computes the recurrence of complex states step by step."""
-    B, C, steps = (of_channels(value, groups) for value in (B, C, steps))
-    b, c = (torch.complex(value[:, :, ::2], value[:, :, 1::2]) for value in (B, C))
-    h = torch.zeros(BATCH, DIM, DSTATE // 2, dtype=torch.complex128)
-    outs = []
-    for t in range(u.shape[-1]):
-        step = delta[:, :, None, t]
-        abar, bbar = DISCRETIZATIONS[method](step, step * A[:, ::2])
-        h = abar * torch.exp(1j * steps[..., t]) * h + bbar * b[..., t] * u[:, :, None, t]
-        outs.append((c[..., t].conj() * h).real.sum(-1))
-    return torch.stack(outs, -1)
+    """Computes the recurrence of complex states step by step, group by group."""
+    if groups is None:
+        B, C, steps = (value[:, None] for value in (B, C, steps))
+    of_channels = (value.mT.chunk(B.shape[1], 2) for value in (u, delta))
+    of_groups = (value.mT.unbind(1) for value in (B, C, steps))
+    x, delta, B, C, turns = map(list, (*of_channels, *of_groups))
+    poles = A[:, ::2].chunk(len(B))
+    rows = zip(x, delta, poles, B, C, [None] * len(B), turns, strict=True)
+    return torch.cat([recurrence(*row, method) for row in rows], 2).mT
 
 
 @pytest.mark.parametrize("groups", [None, 1, 3])

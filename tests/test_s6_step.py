@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from accuracy import Error
+from accuracy import Error, assert_same_bits
 from cases import Axes
 from in_place import in_float64
 from problem import METHODS, generator
@@ -131,11 +131,6 @@ def states_of(arguments: dict) -> list[torch.Tensor]:
     return [*arguments["stack"].conv_state, *arguments["stack"].state]
 
 
-def assert_same_states(arguments: dict, others: dict) -> None:
-    for state, expected in zip(states_of(arguments), states_of(others), strict=True):
-        assert torch.equal(state, expected)
-
-
 def check(case: Case, device: str) -> None:
     """Asserts that out and states are within arithmetic and one rounding of the fp64 reference."""
     arguments = make(case, device)
@@ -216,7 +211,7 @@ def test_nothing_of_no_steps(function, case, device):
     arguments = make(case, device)
     before = copy_of(arguments)
     assert function(**arguments).shape == (case.batch, case.steps, case.d_model)
-    assert_same_states(arguments, before)
+    assert_same_bits(states_of(arguments), states_of(before))
 
 
 def test_any_strides(device):
@@ -231,7 +226,7 @@ def test_any_strides(device):
         state=[state.transpose(0, 2).contiguous().transpose(0, 2) for state in stack.state],
     )
     assert torch.equal(s6_step(**other), s6_step(**arguments))
-    assert_same_states(other, arguments)
+    assert_same_bits(states_of(other), states_of(arguments))
 
 
 # --- independence of bits -------------------------------------------------------------------------
@@ -259,7 +254,7 @@ def test_a_row_has_the_bits_that_it_has_alone(case, device):
         }
         assert torch.equal(s6_step(**alone), out[row : row + 1])
     # The calls of single rows changed `before` in place.
-    assert_same_states(before, arguments)
+    assert_same_bits(states_of(before), states_of(arguments))
 
 
 def test_steps_together_have_the_bits_of_one_after_the_other(device):
@@ -268,7 +263,7 @@ def test_steps_together_have_the_bits_of_one_after_the_other(device):
     out = s6_step(**arguments)
     parts = [s6_step(**other | {"hidden": part}) for part in other["hidden"].split([1, 2, 1, 3], 1)]
     assert torch.equal(torch.cat(parts, 1), out)
-    assert_same_states(other, arguments)
+    assert_same_bits(states_of(other), states_of(arguments))
 
 
 LARGE = BASE.with_(d_model=200, d_inner=400, layers=3, vocabulary=700, rank=13)
@@ -371,7 +366,7 @@ def test_a_graph_goes_on_as_calls_do(case, has_workspace, cuda_device):
         arguments["hidden"].normal_()
         graph.replay()
         assert torch.equal(captured, s6_step(**other))
-    assert_same_states(arguments, other)
+    assert_same_bits(states_of(arguments), states_of(other))
 
 
 def test_calls_on_several_streams(cuda_device):
@@ -435,7 +430,7 @@ def test_what_the_kernel_does_not_take_changes_nothing(change, message, cuda_dev
     before = copy_of(arguments)
     with pytest.raises(RuntimeError, match=re.escape(f"selective_scan: {message}") + "$"):
         s6_step(**arguments)
-    assert_same_states(arguments, before)
+    assert_same_bits(states_of(arguments), states_of(before))
 
 
 def test_a_workspace_that_begins_elsewhere(cuda_device):

@@ -3,7 +3,6 @@ of the matrix pass with it on the CPU, and kernels of each kind compile with it 
 is built without the other methods, which are then refused."""
 
 import dataclasses
-import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from programs import load
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
@@ -46,14 +47,6 @@ CUDA_SOURCES = (
     "streamed_backward_float_4_variable",
     "update_float",
 )
-
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(f"copied_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:

@@ -6,9 +6,10 @@ import copy
 import pytest
 import torch
 
+import test_packed as packed
 from accuracy import assert_same_bits
 from graphs import capture
-from problem import Case, check_results, detached, inputs_on, make, op_arguments, run
+from problem import Case, check_results, detached, inputs_on, make, op_arguments, options_on, run
 from selective_scan import S6, selective_scan_fn
 from selective_scan.compat.config_mamba import MambaConfig
 from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
@@ -57,9 +58,7 @@ def test_graph_capture_and_replay_with_new_data(case, cuda_device):
         cotangents["out"].mul_(scale)
         graph.replay()
         torch.cuda.synchronize()
-        expected = forward_and_backward_ops(case, inputs, cotangents)
-        for actual, wanted in zip(captured, expected, strict=True):
-            assert actual is wanted is None or torch.equal(actual, wanted)
+        assert_same_bits(captured, forward_and_backward_ops(case, inputs, cotangents))
 
 
 def test_a_captured_training_step(cuda_device):
@@ -77,8 +76,7 @@ def test_a_captured_training_step(cuda_device):
     with torch.no_grad():
         inputs["u"].add_(0.25)
     graph.replay()
-    for actual, wanted in zip(captured, step(), strict=True):
-        assert torch.equal(actual, wanted)
+    assert_same_bits(captured, step())
 
 
 def language_model():
@@ -134,13 +132,13 @@ def test_a_device_that_is_not_current(case, cuda_device):
     check_results(case, actual, "cuda")
 
 
-def test_it_does_not_synchronize(cuda_device):
+@pytest.mark.parametrize("case", [CASES[0], packed.BASE], ids=str)
+def test_it_does_not_synchronize(case, cuda_device):
     """A synchronizing call would raise an error in this mode."""
-    inputs = inputs_on(CASES[0], cuda_device)
+    inputs, options = inputs_on(case, cuda_device), options_on(case, cuda_device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        out = selective_scan_fn(**inputs, **make(CASES[0]).options)
-        out.sum().backward()
+        selective_scan_fn(**inputs, **options).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 import torch
 
@@ -20,12 +21,16 @@ def make_parser(documentation: str) -> argparse.ArgumentParser:
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def measuring_parser(documentation: str) -> argparse.ArgumentParser:
+    """Returns the parser of a program that measures on a device and may write what it found."""
+    parser = make_parser(documentation)
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="cpu, cuda or cuda:N (default: cuda if available)",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and environment")
+    return parser
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:

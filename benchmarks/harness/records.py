@@ -121,7 +121,10 @@ def _as_json(value: object) -> object:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else str(value)
 
 
-def write(path: Path, content: dict[str, object]) -> None:
+def write(path: Path | None, content: dict[str, object]) -> None:
+    """Writes a file, unless there is no path."""
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, default=_as_json) + "\n")
     print(f"Wrote {path}")
