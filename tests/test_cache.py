@@ -281,6 +281,21 @@ def test_compiled(backend, lengths, options, device):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("options", [{}, {"depth": 2}, BOTH], ids=str)
+def test_a_compiled_loop_of_any_sizes(options, device):
+    torch._dynamo.reset()
+    model = model_of(device, **{"depth": 1} | options)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def generate(x, cache):
+        return by_parts(model, x, [x.shape[1] - 2, 1, 1], cache)
+
+    for batch, seqlen in ((BATCH, SEQLEN), (BATCH + 1, SEQLEN - 9)):
+        x = sequence(model, seqlen, batch)
+        assert error(generate(x, model.allocate_cache(batch)), model(x)) < BOUNDS[x.dtype]
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
