@@ -365,6 +365,14 @@ def test_bidirectional_is_refused(options):
             call()
 
 
+def test_a_stack_of_other_modules_has_no_cache():
+    model = model_of()
+    model.layers.insert(1, torch.nn.Dropout())
+    message = "^selective_scan: layers must be Mamba layers where there is a cache, got 'Dropout'$"
+    with pytest.raises(ValueError, match=message):
+        model.allocate_cache(BATCH)
+
+
 @pytest.mark.parametrize("seqlen", [1, 9])
 def test_a_cache_of_another_kind_is_refused(seqlen):
     model = model_of()
