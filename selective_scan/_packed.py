@@ -33,7 +33,7 @@ class PackedSequences(NamedTuple):
     def of(cls, cu_seqlens: Tensor, seqlen: int, reverse: bool) -> PackedSequences:
         bounds = cu_seqlens.long().clamp(0, seqlen)
         begins, ends = bounds[:-1], bounds[1:]
-        count = len(begins)
+        count = begins.shape[0]  # len() would make the number a constant of an exported program
         step = torch.arange(seqlen, device=bounds.device)
         sequence = torch.searchsorted(bounds, step, right=True) - 1
         are_none = (sequence < 0) | (sequence >= count)

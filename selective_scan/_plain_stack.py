@@ -264,8 +264,17 @@ def _are_alike(columns: list[list[Tensor] | None], scales: list[Tensor], hidden:
         and {state.shape for state in states} == {(batch, d_inner, dstate)}
         and {state.shape for state in conv_states} == {(batch, d_inner, width - 1)}
         and {state.device for state in (*states, *conv_states)} == {hidden.device}
-        and len({state.stride() for state in states}) == 1
-        and len({state.stride() for state in conv_states}) == 1
+        and _have_equal_strides(states)
+        and _have_equal_strides([state.mT for state in conv_states])
+    )
+
+
+def _have_equal_strides(tensors: list[Tensor]) -> bool:
+    """Returns whether tensors of one shape have the same strides. Contiguous ones are not asked for
+    them: PyTorch 2.13 fails to compile that for a tensor that a graph of any sizes has changed."""
+    return (
+        all(tensor.is_contiguous() for tensor in tensors)
+        or len({tensor.stride() for tensor in tensors}) == 1
     )
 
 

@@ -131,16 +131,16 @@ class S6(nn.Module):
             batch_size, dtype, device: see :meth:`MambaMixer.allocate_cache`.
 
         Raises:
-            ValueError: an argument is of the wrong type or out of range, or the model is
-                bidirectional.
+            ValueError: an argument is of the wrong type or out of range, the model is
+                bidirectional, or one of its layers neither is nor wraps a Mamba layer.
 
         Example:
             >>> from selective_scan import S6
             >>> len(S6(d_model=32, depth=2).allocate_cache(4).layers)
             2
         """
-        caches = (layer.allocate_cache(batch_size, dtype, device) for layer in self.layers)
-        return S6Cache(tuple(caches))
+        mixers = [_mixer_in(layer) for layer in self.layers]
+        return S6Cache(tuple(it.allocate_cache(batch_size, dtype, device) for it in mixers))
 
     def forward(
         self,
@@ -325,6 +325,14 @@ class S6Layer(MambaMixer):
             return self._run(self.norm(hidden), hidden, cache, cu_seqlens)
         normed, residual = norms.in_front(0, hidden, None)
         return self._run(normed, residual, cache, cu_seqlens)
+
+
+def _mixer_in(layer: nn.Module) -> MambaMixer:
+    """Returns a layer itself, or the one inside a wrapper such as an adapter's."""
+    mixers = [module for module in layer.modules() if isinstance(module, MambaMixer)]
+    if len(mixers) != 1:
+        refuse("layers", "Mamba layers where there is a cache", type(layer).__name__)
+    return mixers[0]
 
 
 @fx.wrap

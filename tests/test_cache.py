@@ -274,6 +274,21 @@ def test_compiled(backend, lengths, options, device):
         cache.reset()
 
 
+@pytest.mark.parametrize("options", [{}, {"depth": 2}, BOTH], ids=str)
+def test_a_compiled_loop_of_any_sizes(options, device):
+    torch._dynamo.reset()
+    model = model_of(device, **{"depth": 1} | options)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def generate(x, cache):
+        return by_parts(model, x, [x.shape[1] - 2, 1, 1], cache)
+
+    for batch, seqlen in ((BATCH, SEQLEN), (BATCH + 1, SEQLEN - 9)):
+        x = sequence(model, seqlen, batch)
+        assert error(generate(x, model.allocate_cache(batch)), model(x)) < BOUNDS[x.dtype]
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
@@ -336,6 +351,14 @@ def test_bidirectional_is_refused(options):
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_stack_of_other_modules_has_no_cache():
+    model = model_of()
+    model.layers.insert(1, torch.nn.Dropout())
+    message = "^selective_scan: layers must be Mamba layers where there is a cache, got 'Dropout'$"
+    with pytest.raises(ValueError, match=message):
+        model.allocate_cache(BATCH)
 
 
 @pytest.mark.parametrize("seqlen", [1, 9])

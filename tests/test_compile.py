@@ -315,6 +315,21 @@ def test_export_with_a_dynamic_length(strict, options, device):
         torch.testing.assert_close(program.module()(x), model(x))
 
 
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_export_with_any_number_of_sequences(options, device):
+    model = S6(8, d_state=4, **options, device=device)
+    given = {
+        "x": torch.randn(1, 40, 8, device=device),
+        "cu_seqlens": torch.tensor([0, 7, 40], device=device),
+    }
+    shapes = {"x": {1: torch.export.Dim.DYNAMIC}, "cu_seqlens": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(model, (), given, dynamic_shapes=shapes)
+    for bounds in ([0, 9, 50], [0, 3, 3, 20, 41]):
+        x = torch.randn(1, bounds[-1], 8, device=device)
+        given = {"x": x, "cu_seqlens": torch.tensor(bounds, device=device)}
+        torch.testing.assert_close(program.module()(**given), model(**given))
+
+
 @each_case(
     {
         "scan": [SMALL.with_(complex=True, B="constant", dtype=torch.bfloat16)],

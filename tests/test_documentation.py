@@ -85,8 +85,14 @@ TYPED_CALLS = """
 import torch
 from selective_scan import adaptive_unitary_scan_fn, selective_scan_fn, selective_scan_ref
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
+from selective_scan.compat.config_mamba import MambaConfig
+from selective_scan.compat.generation import GenerationOutput
+from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
 from typing_extensions import assert_type
 
+model, tokens = MambaLMHeadModel(MambaConfig(d_model=16, n_layer=1, vocab_size=9)), torch.ones(1, 4)
+assert_type(model.generate(tokens, 8, top_k=5), torch.Tensor)
+assert_type(model.generate(tokens, 8, return_dict_in_generate=True), GenerationOutput)
 u, A, B = torch.randn(2, 4, 8), -torch.rand(4, 3), torch.randn(2, 3, 8)
 for function in (selective_scan_fn, selective_scan_ref):
     assert_type(function(u, u, A, B, B), torch.Tensor)

@@ -174,8 +174,8 @@ def test_it_sees_new_weights():
 
 def test_a_layer_in_a_wrapper_is_called():
     model = model_of()
-    cache = model.allocate_cache(BATCH)
     model.layers[0] = Wrapper(model.layers[0])
+    cache = model.allocate_cache(BATCH)
     assert ops_of(model, steps_of(model, BATCH, 1), cache) == 2 * ["s6_step"]  # one per mixer
 
 

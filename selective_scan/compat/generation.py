@@ -6,7 +6,7 @@ import numbers
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +241,69 @@ class GenerationMixin:
         raise NotImplementedError(
             f"selective_scan: {type(self).__name__} must have allocate_inference_cache for cg=True"
         )
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_length: int,
+        top_k: int = 1,
+        top_p: float = 0.0,
+        min_p: float = 0.0,
+        temperature: float = 1.0,
+        return_dict_in_generate: Literal[False] = False,
+        output_scores: bool = False,
+        *,
+        repetition_penalty: float = 1.0,
+        eos_token_id: int | None = None,
+        teacher_outputs: Tensor | None = None,
+        vocab_size: int | None = None,
+        cg: bool = False,
+        enable_timing: bool = False,
+        streamer: Streamer | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_length: int,
+        top_k: int = 1,
+        top_p: float = 0.0,
+        min_p: float = 0.0,
+        temperature: float = 1.0,
+        *,
+        return_dict_in_generate: Literal[True],
+        output_scores: bool = False,
+        repetition_penalty: float = 1.0,
+        eos_token_id: int | None = None,
+        teacher_outputs: Tensor | None = None,
+        vocab_size: int | None = None,
+        cg: bool = False,
+        enable_timing: bool = False,
+        streamer: Streamer | None = None,
+    ) -> GenerationOutput: ...
+
+    @overload
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_length: int,
+        top_k: int = 1,
+        top_p: float = 0.0,
+        min_p: float = 0.0,
+        temperature: float = 1.0,
+        return_dict_in_generate: bool = False,
+        output_scores: bool = False,
+        *,
+        repetition_penalty: float = 1.0,
+        eos_token_id: int | None = None,
+        teacher_outputs: Tensor | None = None,
+        vocab_size: int | None = None,
+        cg: bool = False,
+        enable_timing: bool = False,
+        streamer: Streamer | None = None,
+    ) -> Tensor | GenerationOutput: ...
 
     def generate(
         self,
