@@ -43,6 +43,11 @@ class Backend:
         reason: why the backend is unavailable, None if it is available.
         path: the library's path, None if there is no library (always None for the reference).
         build: the versions and targets of the build, as reported by the library itself.
+
+    Example:
+        >>> import selective_scan
+        >>> print(selective_scan.backends()["reference"])
+        available, device any
     """
 
     available: bool
@@ -58,7 +63,13 @@ class Backend:
 
 
 class Backends(dict[str, Backend]):
-    """The backends by name. Prints as a table."""
+    """The backends by name. Prints as a table.
+
+    Example:
+        >>> import selective_scan
+        >>> list(selective_scan.backends())
+        ['cpu', 'cuda', 'reference']
+    """
 
     def __repr__(self) -> str:
         width = max(map(len, self))
@@ -164,7 +175,7 @@ def backends() -> Backends:
     """Returns the state of this installation's backends.
 
     Returns:
-        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`.Backend`: whether it
+        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`Backend`: whether it
         is available, if not why, the library's path, and the targets it was built for.
 
     Example:

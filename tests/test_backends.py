@@ -21,7 +21,15 @@ import torch
 import programs
 import selective_scan
 from problem import Case, inputs_on
-from selective_scan import _library, allow_fallback, backends, selective_scan_fn, selective_scan_ref
+from selective_scan import (
+    Backend,
+    Backends,
+    _library,
+    allow_fallback,
+    backends,
+    selective_scan_fn,
+    selective_scan_ref,
+)
 
 SMALL = Case(dim=4, seqlen=9, dstate=3, delta_softplus=False)
 
@@ -63,6 +71,8 @@ def without_kernels(monkeypatch):
 def test_backends_say_what_is_there():
     status = backends()
     assert isinstance(status, Mapping)
+    assert isinstance(status, Backends)
+    assert all(isinstance(backend, Backend) for backend in status.values())
     assert list(status) == ["cpu", "cuda", "reference"]
     assert status["cpu"].available
     assert status["cpu"].reason is None
