@@ -1,5 +1,6 @@
 """What the integration of transformers changes, and how it refuses what it does not expect."""
 
+import doctest
 import importlib
 import sys
 import time
@@ -39,6 +40,12 @@ def changed(before):
     return {
         model for (model, name), value in bindings().items() if value is not before[model, name]
     }
+
+
+def test_docstring_examples():
+    result = doctest.testmod(integration)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_handles():
