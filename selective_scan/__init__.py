@@ -15,6 +15,7 @@
     S6                    a stack of Mamba layers with norms and residuals
     MixerCache, S6Cache   the states of a layer and of a stack, from which the next call continues
     backends              says which kernels are available, and why others are not
+    Backend, Backends     what it returns
     allow_fallback        runs the reference if a library is missing, instead of an ImportError
 
 ``python -m selective_scan`` prints what is installed and checks it. The modules ``compat``,
@@ -25,7 +26,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ._library import allow_fallback, backends
+from ._library import Backend, Backends, allow_fallback, backends
 from ._version import __version__
 from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
 from .cache import MixerCache, S6Cache
@@ -43,6 +44,8 @@ from .selective_state_update import selective_state_update, selective_state_upda
 
 __all__ = [
     "S6",
+    "Backend",
+    "Backends",
     "MambaMixer",
     "MixerCache",
     "S6Cache",

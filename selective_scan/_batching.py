@@ -31,10 +31,9 @@ class BatchingRule:
     Args:
         table: the checks for the tensors of one entry.
         results: the declarations of the op's results.
-        op: the op.
     """
 
-    def __init__(self, table: Table, results: Sequence[Result], op: torch._ops.OpOverload) -> None:
+    def __init__(self, table: Table, results: Sequence[Result]) -> None:
         saves_states = not all(result.is_differentiable for result in results)
         self._names = (*table.names, *["save_states"] * saves_states)
         self._table = table
@@ -42,7 +41,7 @@ class BatchingRule:
         self._results = [
             by_batch(result.dims) if result.is_differentiable else None for result in results
         ]
-        self._written = [argument.name for argument in op._schema.arguments if argument.is_write]
+        self._written = [argument.name for argument in table.tensors if argument.is_changed]
 
     def __call__(
         self,

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import torch
 
+from ._library import warn_once
+
 _MODULE = "torch.utils.flop_counter"
 _pending: list[tuple[Callable[..., int], list[torch._ops.OpOverloadPacket]]] = []
 
@@ -30,7 +32,10 @@ def register(formula: Callable[..., int], ops: Collection[torch._ops.OpOverload]
 def _hand_over(module: ModuleType) -> None:
     while _pending:
         formula, ops = _pending.pop()
-        module.register_flop_formula(ops, get_raw=True)(formula)
+        try:
+            module.register_flop_formula(ops, get_raw=True)(formula)
+        except Exception as error:  # whoever imports the module may not need our formulas
+            warn_once("%s does not count the operations of this package: %s", _MODULE, repr(error))
 
 
 class _Waiting:

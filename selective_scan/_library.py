@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import _memory
+from . import _memory, _pytorch
 from ._ops import ops
 from ._version import __version__
 
@@ -26,9 +26,11 @@ logger = logging.getLogger("selective_scan")
 
 _FOLDER = Path(__file__).absolute().parent
 _SUFFIXES = (".so", ".pyd", ".dylib")
-_BUILD_COMMANDS = {
-    "cpu": "pip install . --no-build-isolation --no-deps --force-reinstall",
-    "cuda": "USE_CUDA=1 pip install . --no-build-isolation --no-deps --force-reinstall",
+_BUILD_COMMAND = "pip install . --no-build-isolation --no-deps --force-reinstall"
+_REMEDIES = {
+    "cpu": f"To build it, run in the source folder: {_BUILD_COMMAND}",
+    "cuda": "To get it, install the wheel +cu12 or +cu13 of this release, or run in the source "
+    f"folder: USE_CUDA=1 {_BUILD_COMMAND}",
 }
 
 
@@ -41,6 +43,11 @@ class Backend:
         reason: why the backend is unavailable, None if it is available.
         path: the library's path, None if there is no library (always None for the reference).
         build: the versions and targets of the build, as reported by the library itself.
+
+    Example:
+        >>> import selective_scan
+        >>> print(selective_scan.backends()["reference"])
+        available, device any
     """
 
     available: bool
@@ -56,7 +63,13 @@ class Backend:
 
 
 class Backends(dict[str, Backend]):
-    """The backends by name. Prints as a table."""
+    """The backends by name. Prints as a table.
+
+    Example:
+        >>> import selective_scan
+        >>> list(selective_scan.backends())
+        ['cpu', 'cuda', 'reference']
+    """
 
     def __repr__(self) -> str:
         width = max(map(len, self))
@@ -162,7 +175,7 @@ def backends() -> Backends:
     """Returns the state of this installation's backends.
 
     Returns:
-        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`.Backend`: whether it
+        A mapping from ``"cpu"``, ``"cuda"`` and ``"reference"`` to a :class:`Backend`: whether it
         is available, if not why, the library's path, and the targets it was built for.
 
     Example:
@@ -225,11 +238,10 @@ def allow_fallback(allowed: bool = True) -> None:
     if not isinstance(allowed, bool):
         raise TypeError(f"selective_scan: allowed must be a bool, got {type(allowed).__name__}")
     _fallback_allowed = allowed
-    if allowed:
-        # torch.compile cannot trace logging, so it calls this function once while tracing.
-        torch.compiler.assume_constant_result(_warn_of_fallback)
 
 
+# torch.compile cannot trace logging, so it calls this function once while tracing.
+@_pytorch.constant_in_graphs
 def _warn_of_fallback(device: str) -> None:
     warn_once(
         "no kernels for tensors on %s: %s; the PyTorch reference runs instead, far slower",
@@ -243,18 +255,18 @@ def handle_missing_kernels(device: str, backend: str) -> None:
     if backend == "auto" and _fallback_allowed:
         _warn_of_fallback(device)
         return
-    if device not in _BUILD_COMMANDS and "cpu" in devices:
+    if device not in _REMEDIES and "cpu" in devices:
         raise NotImplementedError(
             f"selective_scan: there are no kernels for tensors on {device}; "
             "backend='reference' runs on any device"
         )
-    name = device if device in _BUILD_COMMANDS else "cpu"
+    name = device if device in _REMEDIES else "cpu"
     failure = _failures[name]
     what_is_wrong = "cannot be used" if library_path(name) else "is missing"
-    by_build = f"To build it, run in the source folder: {_BUILD_COMMANDS[name]}. Or use "
+    remedy = f"{_REMEDIES[name]}. Or use " if failure.needs_build else "There is also "
     raise ImportError(
         f"selective_scan: the {name.upper()} library, _{name}{_SUFFIXES[0]}, {what_is_wrong}: "
-        f"{failure.reason}. {by_build if failure.needs_build else 'There is also '}"
+        f"{failure.reason}. {remedy}"
         "the slow PyTorch reference: backend='reference', or selective_scan.allow_fallback(True)"
     )
 

@@ -339,7 +339,7 @@ class Operator:
             _flops.register(self._forward_flops, counted)
         self._run_forward = _pytorch.shortest_call(self._forward)
         self._map_over = self._map_forward if self._has_batching_rules else None
-        self._forward_rule = BatchingRule(self.arguments, self.results, self._forward)
+        self._forward_rule = BatchingRule(self.arguments, self.results)
         self._register_vmap(self._forward, self._map_over or self._map_each)
         if self._backward_names:
             self._register_backward()
@@ -386,7 +386,8 @@ class Operator:
         )
 
     def _register_autograd(self, functions: Sequence[type[torch.autograd.Function]]) -> None:
-        if _pytorch.below_autograd_keys is None:
+        can_redispatch = hasattr(self._forward, "redispatch")
+        if _pytorch.below_autograd_keys is None or not can_redispatch:
             for function in functions:
                 torch.library.register_autograd(
                     function.op.name(), function.backward, setup_context=function.setup_context

@@ -1,6 +1,7 @@
 """Names of PyTorch, mostly private ones, that this package uses and a later PyTorch may lack.
 
-They only save time: if one is missing, calls take a slower way that gives the same results.
+They only save time: if one is missing, calls take a slower way that gives the same results. Only
+the check of `assert_async` is left out then.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ def _no_kernel(op: str, key: str) -> bool:
     return False
 
 
+def _has_flatten(tensor: Tensor) -> bool:
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+def _no_check(condition: Tensor, message: str) -> None:
+    pass
+
+
+def _copy_one_by_one(to: Iterable[Tensor], of: Iterable[Tensor]) -> None:
+    for tensor, value in zip(to, of, strict=True):
+        tensor.copy_(value)
+
+
 # Returns whether transforms of torch.func are active.
 are_transforms_active = _optional("_C._are_functorch_transforms_active") or _not_known
 # Returns whether the op of a name has its own kernel for a dispatch key.
@@ -41,6 +55,14 @@ below_autograd = _optional("_C._AutoDispatchBelowAutograd") or contextlib.nullco
 below_autograd_keys = _optional("_C._after_autograd_keyset")
 # A context without dispatch modes.
 no_modes = _optional("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
+# Returns whether a tensor is a wrapper whose __tensor_flatten__ names the tensors in it.
+has_inner_tensors = (
+    _optional("utils._python_dispatch.is_traceable_wrapper_subclass") or _has_flatten
+)
+# Checks a condition in a graph, which fails where it is run.
+assert_async = _optional("_assert_async") or _no_check
+# Copies a list of tensors into another one.
+copy_each = _optional("_foreach_copy_") or _copy_one_by_one
 # Returns the process group of a name.
 resolve_process_group = _optional("distributed.distributed_c10d._resolve_process_group")
 # Gathers the tensors of all ranks into a given one.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from . import _pytorch
 from ._plain_stack import Stack, serves, step_in_one
 from ._prepared_step import are_the_same
 from .cache import MixerCache
@@ -76,5 +77,5 @@ def steps_in_one(
     next_oldest = torch.stack(views.next_oldest)
     out = step_in_one(mixers, hidden, views.caches, stack, head)
     if out is not None:
-        torch._foreach_copy_(views.oldest, next_oldest.unbind())
+        _pytorch.copy_each(views.oldest, next_oldest.unbind())
     return out

@@ -13,6 +13,7 @@ from ._layer_input import without_autocast
 from ._operator import Operator
 from ._result import Kept, Result
 from ._table import PROJECTIONS, STATE_DTYPES, BackendName, Shape, Table, TensorArgument
+from ._typing import typed_as
 from .functional import projection_steps
 
 _SEQUENCE = ("batch", "dim", "seqlen")
@@ -67,6 +68,7 @@ def polar_form(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.polar(F.softplus(weight.real), weight.imag)
 
 
+@typed_as(lambda: adaptive_unitary_scan_fn)
 def adaptive_unitary_scan_ref(
     u: Tensor,
     dt: Tensor,

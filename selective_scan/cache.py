@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, fx, nn
 
-from . import _module_arguments
+from . import _module_arguments, _pytorch
 from ._checks import MAX_WIDTH, REAL, check_changed, check_dtype
 from ._discretization import Method, at_least_single, poles
 from ._layer_convolution import convolve_by, convolve_widely
@@ -112,7 +112,7 @@ class _Cache:
             low, high = given.aminmax()
             if torch.compiler.is_compiling():  # a graph cannot branch on values
                 is_right = (low >= 0) & (high < batch)
-                torch._assert_async(is_right, "selective_scan: rows must be from 0 to batch - 1")
+                _pytorch.assert_async(is_right, "selective_scan: rows must be from 0 to batch - 1")
             elif low < 0 or high >= batch:
                 got = (low if low < 0 else high).item()
                 refuse("rows", f"from 0 to batch - 1 = {batch - 1}", got)

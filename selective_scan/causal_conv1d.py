@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._checks import INTEGER, REAL, Call, fail
 from ._operator import Operator
-from ._packed import zeroed
+from ._packed import PackedSequences, zeroed
 from ._result import Result
 from ._sharding import are_distributed
 from ._state_slots import SLOTS, boundaries_of, first_states, pool_of, slots_of
@@ -211,13 +211,12 @@ def causal_conv1d_ref(
         is_new = seq_idx != seq_idx.roll(1, 1)
         first = torch.where(is_new, step, 0).cummax(1).values if seqlen > 0 else first
     if cu_seqlens is not None:
-        bounds = cu_seqlens.long().clamp(0, seqlen)
-        begins, ends = bounds[None, :-1], bounds[None, 1:]
+        packed = PackedSequences.of(cu_seqlens, seqlen, False)
+        is_padding, begins, ends = packed.are_none[None], packed.first[None], packed.last[None] + 1
         each = torch.arange(sequences, device=x.device)[None]
-        sequence = torch.searchsorted(bounds, step, right=True) - 1
-        is_padding = (sequence < 0) | (sequence >= sequences)
-        sequence = torch.where(is_padding, sequences, sequence)
-        first = torch.where(is_padding, step, bounds[sequence])
+        sequence = torch.where(is_padding, sequences, packed.sequence)
+        firsts = torch.nn.functional.pad(packed.first, (0, 1))
+        first = torch.where(is_padding, step, firsts[sequence])
 
     inputs = zeroed(is_padding[:, None], inputs)
     out = torch.zeros_like(inputs) if bias is None else bias.to(dtype)[:, None].expand(x.shape)

@@ -22,7 +22,15 @@ import programs
 import selective_scan
 from accuracy import assert_same_bits
 from problem import Case, inputs_on
-from selective_scan import _library, allow_fallback, backends, selective_scan_fn, selective_scan_ref
+from selective_scan import (
+    Backend,
+    Backends,
+    _library,
+    allow_fallback,
+    backends,
+    selective_scan_fn,
+    selective_scan_ref,
+)
 
 SMALL = Case(dim=4, seqlen=9, dstate=3, delta_softplus=False)
 
@@ -64,6 +72,8 @@ def without_kernels(monkeypatch):
 def test_backends_say_what_is_there():
     status = backends()
     assert isinstance(status, Mapping)
+    assert isinstance(status, Backends)
+    assert all(isinstance(backend, Backend) for backend in status.values())
     assert list(status) == ["cpu", "cuda", "reference"]
     assert status["cpu"].available
     assert status["cpu"].reason is None
@@ -280,6 +290,12 @@ def test_what_the_cuda_library_lacks_is_no_reason_to_build(monkeypatch, tmp_path
     assert "pip install" not in str(it.value)
 
 
+def test_a_missing_cuda_library_is_in_wheels_too(without_kernels):
+    wanted = r"install the wheel \+cu12 or \+cu13 .*, or run in the source folder: USE_CUDA=1 pip"
+    with pytest.raises(ImportError, match=wanted):
+        _library.handle_missing_kernels("cuda", "auto")
+
+
 def test_fallback_by_environment(sources_only):
     result = run_beside(sources_only, CALL, SELECTIVE_SCAN_ALLOW_FALLBACK="1")
     error, message, _, _ = json.loads(result.stdout)
@@ -368,6 +384,8 @@ def test_an_import_takes_nothing_along():
 import json, sys, torch
 before = set(sys.modules)
 import selective_scan, selective_scan.compat, selective_scan.onnx
+selective_scan.allow_fallback()
+assert "torch._dynamo" not in set(sys.modules) - before
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
     result = programs.run_python("-c", code)
@@ -404,6 +422,17 @@ ORDERS = {
     "by torch": "import selective_scan; import torch._inductor.fx_utils",
     "looked for": "import selective_scan; from importlib.util import find_spec as f; f(NAME)",
 }
+
+
+def test_a_counter_that_refuses_the_formulas_is_imported_all_the_same():
+    code = """
+from selective_scan import _flops
+_flops._pending.append((len, ["not an op"]))
+import torch.utils.flop_counter
+"""
+    result = programs.run_python("-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("flop_counter does not count the operations of this package") == 1
 
 
 @pytest.mark.slow

@@ -54,6 +54,16 @@ def test_handle_and_context_manager():
     assert not modules_of()
 
 
+def test_a_handle_leaves_what_another_call_installed():
+    first = compat.install(force=True)
+    first.uninstall()
+    with compat.install(force=True):
+        modules = modules_of()
+        first.uninstall()
+        assert modules_of() == modules
+    assert not modules_of()
+
+
 def test_install_twice_changes_nothing():
     compat.install(force=True)
     modules, finders = modules_of(), list(sys.meta_path)

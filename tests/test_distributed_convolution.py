@@ -1,5 +1,6 @@
 """The convolution over several ranks gives the results of one device for the whole sequence."""
 
+import inspect
 from functools import partial
 
 import pytest
@@ -8,11 +9,20 @@ import torch.distributed as dist
 
 import accuracy
 import problem
+import selective_scan
 import test_causal_conv1d as conv
 from ranks import usable
 from selective_scan import causal_conv1d_ref, distributed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # one process starts the ranks
+
+
+@pytest.mark.parametrize("name", ["causal_conv1d_fn", "selective_scan_fn"])
+def test_arguments_by_position_are_those_of_one_device(name):
+    both = (getattr(package, name) for package in (distributed, selective_scan))
+    split, whole = ([*inspect.signature(function).parameters.values()] for function in both)
+    positional = [it.name for it in split if it.kind is not it.KEYWORD_ONLY]
+    assert positional == [it.name for it in whole][: len(positional)]
 
 
 def convolution(width: int, dtype: torch.dtype) -> conv.Problem:

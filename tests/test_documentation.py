@@ -83,8 +83,9 @@ TYPE_CHECKERS = {
 # Calls whose types depend on an overload.
 TYPED_CALLS = """
 import torch
-from selective_scan import adaptive_unitary_scan_fn, selective_scan_fn, selective_scan_ref
+from selective_scan import Backend, adaptive_unitary_scan_fn, adaptive_unitary_scan_ref, backends
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
+from selective_scan import selective_scan_fn, selective_scan_ref
 from selective_scan.compat.config_mamba import MambaConfig
 from selective_scan.compat.generation import GenerationOutput
 from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
@@ -100,7 +101,9 @@ for function in (selective_scan_fn, selective_scan_ref):
     out, last_state = function(u, u, A, B, B, return_last_state=True, backend="reference")
     assert_type(last_state, torch.Tensor)
 b, x, D = torch.ones(3, dtype=torch.complex64), torch.randn(4, 3, 4), torch.ones(4)
-out, last_state = adaptive_unitary_scan_fn(u, u, x, x[0].T, b, b, D, return_last_state=True)
+for rotate in (adaptive_unitary_scan_fn, adaptive_unitary_scan_ref):
+    out, last_state = rotate(u, u, x, x[0].T, b, b, D, return_last_state=True)
+assert_type(backends()["cpu"], Backend)
 for convolve in (causal_conv1d_fn, causal_conv1d_ref):
     assert_type(convolve(u, A, activation="silu"), torch.Tensor)
     out, states = convolve(u, A, return_final_states=True)

@@ -108,6 +108,29 @@ def test_methods(normal, check):
     assert program.operators["Scan"] == len(METHODS) * (not is_new)
 
 
+def test_a_step_of_the_input(normal, check):
+    """The formula takes input_delta in its own place, also with B and C that all channels share."""
+
+    def scan_by(method):
+        def function(backend, u, delta, A, B, C, D, input_delta, *state):
+            return selective_scan_fn(
+                *(u, delta, A, B, C, D, None, None, True, True),
+                discretization_method=method,
+                initial_state=state[0] if state else None,
+                input_delta=input_delta,
+                backend=backend,
+            )
+
+        return function
+
+    u, delta, A, B, C, D, z, _, state = scanned(normal)
+    constant = normal(DIM, DSTATE)
+    calls = [(scan_by(method), (u, delta, A, B, C, D, z, state)) for method in METHODS]
+    calls.append((scan_by("zoh"), (u, delta, A, constant, constant, D, z)))
+    calls.append((scan_by("foh"), (u, delta, A, constant, constant, D, z)))
+    check(*joined(calls))
+
+
 def test_steps_of_any_size(normal, check):
     """foh's φ1 does not cancel near 0, and bilinear's factor may be 0 or negative."""
     steps = torch.tensor([0.0, 1e-7, 1e-3, 0.5, 1.0, 2.0, 3.0, 30.0, 1.0])
@@ -150,6 +173,7 @@ def test_complex_poles_are_pairs_of_states(normal, tmp_path):
                 *(u, delta, A, B, C, None, u, None, True, True),
                 discretization_method=method,
                 initial_state=torch.complex(*state.unbind(-1)),
+                input_delta=u if method == "bilinear" else None,
                 backend=backend,
             )
             results += [out, last.real.to(u.dtype), last.imag.to(u.dtype)]
@@ -289,7 +313,8 @@ def test_state_update(normal, check):
         state = state.clone()
         arguments = (state, x, dt, A, B, C, D, z, bias, True)
         options = {"discretization_method": "foh", "backend": backend}
-        return selective_state_update(*arguments, **options), state
+        y = selective_state_update(*arguments, **options)
+        return y, selective_state_update(*arguments, **options, input_delta=z), state
 
     def tensors(steps, heads):
         rows, channels = (BATCH, *steps, *heads, DIM), (*heads, DIM)
@@ -321,7 +346,8 @@ def test_prefill_of_one_sequence(normal, check):
                 backend=backend,
             )
             arguments = (u, states, delta, A, B, C, None, z, None, True)
-            y = selective_scan_prefill(*arguments, cu_seqlens=bounds, **where, backend=backend)
+            where |= {"cu_seqlens": bounds, "input_delta": z if goes_on else None}
+            y = selective_scan_prefill(*arguments, **where, backend=backend)
             return x, conv_states, y, states
 
         return function
@@ -389,7 +415,7 @@ def refused_calls():
         return selective_scan_prefill(u, states, u, A, B, B, cu_seqlens=bounds)
 
     yield "cu_seqlens", scan("cu_seqlens"), (u, A, B, bounds)
-    yield "input_delta", scan("input_delta"), (u, A, B, u)
+    yield "cu_seqlens", scan("cu_seqlens"), (u, A, B, torch.tensor([0, 8]))
     yield "cu_seqlens", convolve("cu_seqlens"), (u, A, bounds)
     yield "seq_idx", convolve("seq_idx"), (u, A, seq_idx)
     yield "cu_seqlens", lambda a, c: diagonal_scan_fn(a, a, cu_seqlens=c), (u, bounds)

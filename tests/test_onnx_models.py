@@ -10,7 +10,6 @@ from opchecks import needs_pytorch
 from problem import METHODS
 from selective_scan import S6, MambaMixer, MixerCache, S6Cache, mamba_inner_fn, selective_scan_fn
 from selective_scan.compat.mamba_simple import Mamba
-from selective_scan.onnx import export
 
 D_MODEL = 16
 LENGTH, BATCH = torch.export.Dim("length"), torch.export.Dim("batch")
@@ -74,10 +73,9 @@ def test_states_that_rotate(tmp_path):
     check(model, rows(*ROWS), tmp_path / "model.onnx")
 
 
-def test_the_trapezoid_is_refused():
-    model = MambaMixer(D_MODEL, discretization_method="trapezoid")
-    with pytest.raises(RuntimeError, match="input_delta must be None for ONNX"):
-        export(model, *rows((2, 9)))
+def test_the_trapezoid(tmp_path):
+    model = MambaMixer(D_MODEL, d_state=4, discretization_method="trapezoid")
+    check(model, rows(*ROWS), tmp_path / "model.onnx")
 
 
 class Both(nn.Module):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import problem
+import programs
 import test_adaptive_unitary as unitary
 import test_diagonal_scan as diagonal
 from operator_cases import call_of
@@ -138,7 +139,7 @@ def raised(library):
     return Operator(
         "raised",
         Table(
-            TensorArgument("state", REAL, ("batch",)),
+            TensorArgument("state", REAL, ("batch",), is_changed=True),
             TensorArgument("by", REAL, ("batch",)),
             anchor="state",
         ),
@@ -262,6 +263,29 @@ INSTEAD = {
     "may_have_tangents": _pytorch._not_known,
     "_unwrap_if_dead": None,
 }
+
+
+def test_an_import_with_a_pytorch_without_names_of_its_own():
+    code = """
+import importlib, torch
+del importlib.import_module("torch._higher_order_ops.scan").scan_op
+del torch.utils._python_dispatch.is_traceable_wrapper_subclass
+del torch._assert_async, torch._foreach_copy_
+import selective_scan.compat.generation
+from selective_scan import _pytorch
+tensor = torch.zeros(2, 3)
+_pytorch.copy_each(tensor.unbind(), torch.ones(2, 3).unbind())
+_pytorch.assert_async(tensor.all(), "all")
+assert tensor.all() and not _pytorch.has_inner_tensors(tensor)
+try:
+    import selective_scan.onnx
+except ImportError as error:
+    print(error)
+"""
+    result = programs.run_python("-c", code)
+    assert "selective_scan.onnx needs torch._higher_order_ops.scan.scan_op" in result.stdout, (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize("names", [*([name] for name in INSTEAD), INSTEAD], ids="+".join)

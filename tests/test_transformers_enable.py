@@ -1,7 +1,10 @@
 """What the integration of transformers changes, and how it refuses what it does not expect."""
 
+import doctest
 import importlib
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -39,6 +42,12 @@ def changed(before):
     }
 
 
+def test_docstring_examples():
+    result = doctest.testmod(integration)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
 def test_handles():
     before = bindings()
     with integration.enable(["jamba"]) as outer:
@@ -50,6 +59,33 @@ def test_handles():
         inner.disable()
         inner.disable()
         assert changed(before) == {"jamba"}
+    assert not changed(before)
+
+
+def test_a_handle_leaves_what_another_call_enabled():
+    before = bindings()
+    first = integration.enable(["jamba"])
+    first.disable()
+    with integration.enable(["jamba"]):
+        first.disable()
+        assert changed(before) == {"jamba"}
+    assert not changed(before)
+
+
+def test_threads_may_enable_and_disable(monkeypatch):
+    before, find = bindings(), integration._changes
+
+    def find_slowly(model, fix_continuation):
+        changes = find(model, fix_continuation)
+        time.sleep(0.1)
+        return changes
+
+    monkeypatch.setattr(integration, "_changes", find_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        handles = list(threads.map(integration.enable, [["jamba"]] * 2))
+    assert sorted(handle.models for handle in handles) == [(), ("jamba",)]
+    for handle in handles:
+        handle.disable()
     assert not changed(before)
 
 

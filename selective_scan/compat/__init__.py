@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NoReturn
@@ -132,13 +132,14 @@ class Handle(AbstractContextManager["Handle"]):
     """
 
     packages: tuple[str, ...]
+    # What this call put into _IMPORTER.displaced; a later call puts other objects there.
+    _displaced: tuple[dict[str, ModuleType], ...] = field(repr=False, compare=False)
 
     def uninstall(self) -> None:
         """Removes the modules that this call installed, if they are still installed."""
         with _LOCK:
-            for package in reversed(self.packages):
-                if package in _IMPORTER.displaced:
-                    _IMPORTER.remove(package)
+            own = zip(self.packages, self._displaced, strict=True)
+            _remove(root for root, it in own if _IMPORTER.displaced.get(root) is it)
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -183,7 +184,8 @@ def install(force: bool = False, raw: bool = False, modules: Sequence[str] | Non
             fail_on_type(name, "a bool", value)
     asked = _checked_modules(modules)
     with _LOCK:
-        return Handle(_add(force, raw, asked))
+        added = _add(force, raw, asked)
+        return Handle(added, tuple(_IMPORTER.displaced[root] for root in added))
 
 
 def _add(force: bool, raw: bool, asked: Sequence[str]) -> tuple[str, ...]:
@@ -209,9 +211,15 @@ def _add(force: bool, raw: bool, asked: Sequence[str]) -> tuple[str, ...]:
             added.append(root)
             _IMPORTER.add(root)
     except BaseException:
-        Handle(tuple(added)).uninstall()
+        _remove(root for root in added if root in _IMPORTER.displaced)
         raise
     return tuple(added)
+
+
+def _remove(roots: Iterable[str]) -> None:
+    """Removes roots that were added in this order."""
+    for root in reversed(tuple(roots)):
+        _IMPORTER.remove(root)
 
 
 def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
@@ -228,4 +236,4 @@ def _checked_modules(modules: Sequence[str] | None) -> Sequence[str]:
 def uninstall() -> None:
     """Removes all modules that :func:`install` added, and restores those that they replaced."""
     with _LOCK:
-        Handle(tuple(_IMPORTER.displaced)).uninstall()
+        _remove(_IMPORTER.displaced)

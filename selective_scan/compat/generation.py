@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import _pytorch
 from .._checks import INTEGER
@@ -511,7 +510,7 @@ def _comparable(value: object, level: int = 0) -> object:
 
 def _addresses(tensor: Tensor) -> Iterator[int]:
     """Yields the addresses where a graph reads a tensor; a quantized one has several parts."""
-    if is_traceable_wrapper_subclass(tensor):
+    if _pytorch.has_inner_tensors(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from _addresses(getattr(tensor, name))

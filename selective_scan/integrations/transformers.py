@@ -15,7 +15,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -254,6 +254,9 @@ class _Enabled:
 
 
 _ENABLED: dict[str, _Enabled] = {}
+# Held while functions are replaced or restored: two calls at once would take one another's
+# replacements for transformers' functions.
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -265,13 +268,16 @@ class Handle(contextlib.AbstractContextManager["Handle"]):
     """
 
     models: tuple[str, ...]
+    # What this call put into _ENABLED; a later call puts other objects there.
+    _enabled: tuple[_Enabled, ...] = field(repr=False, compare=False)
 
     def disable(self) -> None:
-        """Restores transformers' functions for these models, if they are still enabled."""
-        for model in self.models:
-            if model in _ENABLED:
-                for owner, name, value in _ENABLED.pop(model).before:
-                    setattr(owner, name, value)
+        """Restores transformers' functions for these models, if this call still enables them."""
+        with _LOCK:
+            for model, enabled in zip(self.models, self._enabled, strict=True):
+                if _ENABLED.get(model) is enabled:
+                    for owner, name, value in _ENABLED.pop(model).before:
+                        setattr(owner, name, value)
 
     def __exit__(self, *_: object) -> None:
         self.disable()
@@ -323,6 +329,12 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
     models = tuple(dict.fromkeys(models))
     for model in models:
         check_choice("models", model, tuple(_MIXERS))
+    with _LOCK:
+        return _enable(models, fix_continuation)
+
+
+def _enable(models: tuple[str, ...], fix_continuation: bool) -> Handle:
+    for model in models:
         if model in _ENABLED and _ENABLED[model].fix_continuation != fix_continuation:
             refuse("fix_continuation", f"as {model} was enabled, until disable()", fix_continuation)
     changes = {m: _changes(m, fix_continuation) for m in models if m not in _ENABLED}
@@ -331,7 +343,7 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
         _ENABLED[model] = _Enabled(before, fix_continuation)
         for owner, name, value in bindings:
             setattr(owner, name, value)
-    return Handle(tuple(changes))
+    return Handle(tuple(changes), tuple(_ENABLED[model] for model in changes))
 
 
 def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
@@ -421,6 +433,8 @@ def kernel_mapping() -> dict[str, dict[str, dict[Any, _Repository]]]:
     Example:
         >>> from kernels import Mode, kernelize, register_kernel_mapping  # doctest: +SKIP
         >>> from selective_scan.integrations.transformers import kernel_mapping
+        >>> from transformers import MambaConfig, MambaForCausalLM
+        >>> model = MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=2))
         >>> register_kernel_mapping(kernel_mapping())  # doctest: +SKIP
         >>> model = kernelize(model, mode=Mode.INFERENCE)  # doctest: +SKIP
     """

@@ -60,9 +60,10 @@ def export(
 
     Raises:
         ValueError: opset is out of range.
-        RuntimeError: a call has no form in ONNX: one with cu_seqlens of several sequences, seq_idx,
-            indices into pools of steps, a matrix A, or a complex diagonal scan. The message names
-            the argument. Also if the program cannot be converted to the opset.
+        RuntimeError: a call has no form in ONNX: one with cu_seqlens, except for one sequence over
+            a pool of states, seq_idx, indices into pools of steps, a matrix A, a complex diagonal
+            scan, or adaptive_unitary_scan_fn. The message names the argument or the operator. Also
+            if the program cannot be converted to the opset.
         ImportError: the package onnx or onnxscript is missing.
 
     Example:

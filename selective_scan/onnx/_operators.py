@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -74,6 +75,13 @@ def _projection(given: Tensor, dim: int, dtype: torch.dtype, is_complex: bool) -
         return part[:, :, :, None].expand(sizes).flatten(2, 3)
 
     return whole_of([spread(part) for part in parts_of(projection)])
+
+
+def _with_step_of_one(
+    discretize: Callable[[Tensor, State], tuple[State, State]], delta: Tensor, x: State
+) -> tuple[State, State]:
+    """Discretizes where the input, and not bbar, has been multiplied by the input's step."""
+    return discretize(torch.ones_like(delta), x)
 
 
 class Slot:
@@ -157,12 +165,12 @@ class Operators:
         """Computes selective_scan_fn over the steps of the mask is_inside, (seqlen,). At the other
         steps Δ is 0, which leaves the state unchanged."""
         refuse("cu_seqlens", cu_seqlens)
-        refuse("input_delta", input_delta)
-        options = (delta_softplus, discretization_method, initial_state, reverse, None, None)
+        options = (delta_softplus, discretization_method, initial_state, reverse, None)
         call = SELECTIVE_SCAN.arguments.check_values(
-            (u, delta, A, B, C, D, z, delta_bias, *options)
+            (u, delta, A, B, C, D, z, delta_bias, *options, input_delta)
         )
         dtype, (batch, dim, _) = call.compute_dtype, u.shape
+        discretize = DISCRETIZATIONS[discretization_method]
         x = u.to(dtype)
         if initial_state is None:
             zeros = x.new_zeros(batch, *A.shape)
@@ -172,12 +180,18 @@ class Operators:
         steps = steps_of_sequences(delta, delta_bias, delta_softplus, dtype)
         if is_inside is not None:
             steps = torch.where(is_inside, steps, 0)
+        scanned = x
+        if input_delta is not None:  # bbar is a multiple of it, so it may as well multiply u
+            scanned = x * input_delta.to(dtype)
+            discretize = partial(_with_step_of_one, discretize)
+            if is_inside is not None:
+                scanned = torch.where(is_inside, scanned, 0)
         inputs = Inputs(
-            x.transpose(1, 2),
+            scanned.transpose(1, 2),
             steps.transpose(1, 2),
             *(_projection(given, dim, dtype, call.is_complex) for given in (B, C)),
             state_of(A, dtype),
-            DISCRETIZATIONS[discretization_method],
+            discretize,
             discretization_method in EXPONENTIAL,
         )
         y, h = self._run(inputs, h, reverse)
@@ -305,7 +319,6 @@ class Operators:
         refuse("state_batch_indices", state_batch_indices)
         refuse("dst_state_batch_indices", dst_state_batch_indices)
         refuse("out", out)
-        refuse("input_delta", input_delta)
         has_heads, has_steps = state.dim() == 4, x.dim() == state.dim()
 
         def sequence(tensor: Tensor) -> Tensor:
@@ -332,6 +345,7 @@ class Operators:
             True,
             discretization_method=discretization_method,
             initial_state=state.flatten(1, -2).to(torch.promote_types(state.dtype, torch.float32)),
+            input_delta=None if input_delta is None else sequence(input_delta),
         )
         state.copy_(last.view(state.shape))
         return y.transpose(1, 2).reshape(x.shape)
@@ -384,7 +398,6 @@ class Operators:
         """Computes selective_scan_prefill for one sequence."""
         refuse("checkpoint_slots", checkpoint_slots)
         refuse("out", out)
-        refuse("input_delta", input_delta)
         slot = Slot(states, cu_seqlens, cache_indices, has_initial_state, pad_slot_id)
         begin, end = slot.bounds(u.shape[1])
         step = torch.arange(u.shape[1], device=u.device)
@@ -399,6 +412,7 @@ class Operators:
             return_last_state=True,
             initial_state=first.to(torch.promote_types(first.dtype, torch.float32)),
             is_inside=is_inside,
+            input_delta=None if input_delta is None else input_delta[None],
             **given,
         )
         slot.keep(last)

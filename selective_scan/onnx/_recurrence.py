@@ -10,9 +10,16 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 
 from ._pair import Pair
+
+try:
+    from torch._higher_order_ops.scan import scan_op
+except ImportError as error:
+    raise ImportError(
+        "selective_scan: selective_scan.onnx needs torch._higher_order_ops.scan.scan_op, which "
+        f"torch {torch.__version__} lacks"
+    ) from error
 
 # Operators of the newest opset are kept in this domain until the program has that opset: the
 # exporter begins with an older one, and the converter refuses operators that are not in it.
