@@ -115,7 +115,7 @@ def complaint(actual, exact, tol: Tolerance, plain_values=()) -> str | None:
         return "not finite"
     allowed_l2, allowed_max = tol.arithmetic, 10 * tol.arithmetic
     for value in plain_values:
-        by_plain = Error.of(value.to(exact.dtype), exact)
+        by_plain = Error.of(value.to(exact), exact)
         allowed_l2 = max(allowed_l2, 8 * by_plain.relative_l2)
         allowed_max = max(allowed_max, 8 * by_plain.max_abs)
 

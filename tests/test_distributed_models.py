@@ -342,7 +342,9 @@ def refused_models(group, device: str) -> list[str]:
         lambda: split(make_model({"change": "hook"}), mesh, sequence_dim=0)(data),
         lambda: split(with_norm(nn.LayerNorm(D_MODEL)), mesh, tensor_dim=0),
         lambda: split(with_groups(2), mesh, tensor_dim=0),
-        lambda: split(with_norm(nn.Identity()), mesh, tensor_dim=0)(data.float()),  # passes
+        lambda: split(with_norm(nn.Identity()), mesh, tensor_dim=0)(
+            data.float().to(device)
+        ),  # passes
     ]
     data = torch.randn(1, 4, D_MODEL, dtype=torch.float64)
     with torch.no_grad():

@@ -82,6 +82,7 @@ TABLE = [
     # The steps of input_delta take the place of one warp.
     (Call(8, 1536, 2048, 16, input_delta=True), ("streamed", 96, 1), ("streamed", 88, 1)),
     # Calls that only the floor takes.
+    (Call(2, 4, 0, 4, dtype="float32"), ("floor", 8, 1), ("floor", 8, 1)),
     (Call(2, 1024, 800, 16, dtype="float64"), ("floor", 8, 1), ("floor", 8, 1)),
     # Packed sequences; many channels need no segments.
     (

@@ -170,6 +170,7 @@ bool divide(const BackwardParams& params, const Device& device, BackwardPlan& pl
 /// them to run at a time.
 Refusal divide_states(const BackwardParams& params, const Device& device, BackwardPlan& plan) {
   if (params.dstate > kMostStates) return {"dstate must be at most 16", params.dstate};
+  if (params.seqlen < 1) return {"seqlen must be positive", params.seqlen};
   if (const Refusal refusal = refuse(params)) return refusal;
   const auto rows = rows_of(params);
   if (!have_one_dtype(params, rows)) return {"u, delta, z and their gradients must have one dtype"};
