@@ -67,11 +67,11 @@ def test_graphs_of_several_tokens_are_not_mambas(cuda_device):
 def test_a_quantized_weight_is_known_by_its_parts():
     from torch.testing._internal.two_tensor import TwoTensor
 
-    from selective_scan.compat.generation import _addresses
+    from selective_scan.compat._called import addresses
 
     numbers, scale = torch.randn(3, 3), torch.randn(3, 3)
-    assert list(_addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
-    assert list(_addresses(scale)) == [scale.data_ptr()]
+    assert list(addresses(TwoTensor(numbers, scale))) == [numbers.data_ptr(), scale.data_ptr()]
+    assert list(addresses(scale)) == [scale.data_ptr()]
 
 
 @pytest.fixture

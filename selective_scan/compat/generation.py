@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor, nn
 
-from .. import _pytorch
 from .._checks import INTEGER
 from .._module_arguments import check_count, check_positive, refuse
 from .._wider_states import NotCopied
+from ._called import what_is_called
 from .sampling import modify_logit_for_repetition_penalty, sample
 
 
@@ -448,7 +448,7 @@ def update_graph_cache(
     sizes = (batch_size, tuple(decoding_seqlens), dtype, autocast_dtype)
     # The states of attention layers have a position for every step, so max_seqlen matters.
     is_long_enough = cache is not None and max_seqlen <= cache.max_seqlen
-    if is_long_enough and cache.key == (*sizes, *_what_is_called(model)):
+    if is_long_enough and cache.key == (*sizes, *what_is_called(model)):
         return cache
     device = next(model.parameters()).device
     states = model.allocate_inference_cache(batch_size, max_seqlen, dtype)
@@ -459,63 +459,9 @@ def update_graph_cache(
     with torch.cuda.device(device), autocast:
         for seqlen in decoding_seqlens:
             cache.graphs[seqlen] = _capture(model, params, (batch_size, seqlen), device, n_warmups)
-    cache.key = (*sizes, *_what_is_called(model))  # the first calls may have changed the model
+    cache.key = (*sizes, *what_is_called(model))  # the first calls may have changed the model
     params.seqlen_offset = 0  # a prompt comes next
     return cache
-
-
-def _what_is_called(model: nn.Module) -> Iterator[object]:
-    """Yields everything comparable that determines what a call of the model does."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        yield (*_addresses(tensor), tensor.dtype, tensor.device)
-    for name, module in model.named_modules():
-        yield name, type(module)
-        for attribute, value in vars(module).items():
-            if attribute not in _COMPARED_OTHERWISE:
-                yield attribute, _comparable(value)
-    yield _comparable(_pytorch.process_wide_forward_hooks())
-
-
-# Attributes of modules that are not compared here: parts, which are visited themselves, and graphs.
-_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache"}
-_PLAIN_KINDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_MOST_LEVELS = 4  # of nested lists
-
-
-@dataclass(frozen=True, eq=False)
-class _Itself:
-    """A value compared by identity; the reference keeps it alive, so its identity is not reused."""
-
-    value: object
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-    __hash__ = None
-
-
-def _comparable(value: object, level: int = 0) -> object:
-    if isinstance(value, _PLAIN_KINDS):
-        return type(value), value
-    if level < _MOST_LEVELS:
-        if isinstance(value, dict):
-            pairs = value.items()
-            return [(_comparable(k, level + 1), _comparable(it, level + 1)) for k, it in pairs]
-        if isinstance(value, list | tuple):
-            return [_comparable(it, level + 1) for it in value]
-        if isinstance(value, set | frozenset):
-            return frozenset(value)  # its elements are hashable, and so comparable
-    return _Itself(value)
-
-
-def _addresses(tensor: Tensor) -> Iterator[int]:
-    """Yields the addresses where a graph reads a tensor; a quantized one has several parts."""
-    if _pytorch.has_inner_tensors(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from _addresses(getattr(tensor, name))
-    else:
-        yield tensor.data_ptr()
 
 
 def _capture(
