@@ -22,7 +22,7 @@
 ``distributed``, ``integrations``, ``onnx`` and ``vision`` are imported when they are first used.
 """
 
-import importlib
+import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _MODULES:
+    # Builds for the hub ship some of the modules only.
+    if name in _MODULES and importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
