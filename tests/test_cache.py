@@ -274,9 +274,10 @@ def test_compiled(backend, lengths, options, device):
         cache.reset()
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 2}, BOTH], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"depth": 2}, pytest.param(BOTH, marks=pytest.mark.slow)], ids=str
+)
 def test_a_compiled_loop_of_any_sizes(options, device):
-    torch._dynamo.reset()
     model = model_of(device, **{"depth": 1} | options)
 
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
