@@ -22,10 +22,9 @@
 ``distributed``, ``integrations``, ``onnx`` and ``vision`` are imported when they are first used.
 """
 
-import importlib.util
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from ._lazy import importer
 from ._library import Backend, Backends, allow_fallback, backends
 from ._version import __version__
 from .adaptive_unitary import adaptive_unitary_scan_fn, adaptive_unitary_scan_ref
@@ -73,13 +72,7 @@ __all__ = [
     "selective_state_update_ref",
 ]
 
-_MODULES = ("compat", "distributed", "integrations", "onnx", "vision")
 if TYPE_CHECKING:
     from . import compat, distributed, integrations, onnx, vision  # noqa: F401
-
-
-def __getattr__(name: str) -> ModuleType:
-    # Builds for the hub ship some of the modules only.
-    if name in _MODULES and importlib.util.find_spec(f"{__name__}.{name}") is not None:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+else:  # a type checker that saw it would accept any attribute
+    __getattr__ = importer(__name__, "compat", "distributed", "integrations", "onnx", "vision")

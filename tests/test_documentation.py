@@ -80,8 +80,9 @@ TYPE_CHECKERS = {
     "mypy": ("--strict", "--follow-imports=silent", "--untyped-calls-exclude=torch"),
     "basedpyright": ("--level=error",),
 }
-# Calls whose types depend on an overload.
+# Calls whose types depend on an overload, and a name that checkers must not accept.
 TYPED_CALLS = """
+import selective_scan
 import torch
 from selective_scan import Backend, adaptive_unitary_scan_fn, adaptive_unitary_scan_ref, backends
 from selective_scan import causal_conv1d_fn, causal_conv1d_ref
@@ -91,6 +92,8 @@ from selective_scan.compat.generation import GenerationOutput
 from selective_scan.compat.mixer_seq_simple import MambaLMHeadModel
 from typing_extensions import assert_type
 
+selective_scan.compat.install().uninstall()  # a module that is imported when it is used
+selective_scan.no_such_name  # type: ignore[attr-defined]
 model, tokens = MambaLMHeadModel(MambaConfig(d_model=16, n_layer=1, vocab_size=9)), torch.ones(1, 4)
 assert_type(model.generate(tokens, 8, top_k=5), torch.Tensor)
 assert_type(model.generate(tokens, 8, return_dict_in_generate=True), GenerationOutput)

@@ -3,15 +3,11 @@
 transformers    Mamba, FalconMamba, Jamba and Zamba
 """
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from .._lazy import importer
 
 if TYPE_CHECKING:
     from . import transformers  # noqa: F401
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name == "transformers":
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+else:
+    __getattr__ = importer(__name__, "transformers")
