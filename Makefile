@@ -104,12 +104,12 @@ $(ENV)/library.stamp: $(ENV)/torch.stamp $(SOURCES) $(if $(wildcard selective_sc
 	@touch $@
 
 # The examples need few packages, so none that only the tests need can be in their way.
-$(ENV)/demo.stamp: $(ENV)/library.stamp pyproject.toml
+$(ENV)/demo.stamp: $(ENV)/library.stamp
 	@echo "Installing selective_scan with what the examples need ..."
 	$(PIP) install --quiet --no-build-isolation --editable '.[demo]'
 	@touch $@
 
-$(ENV)/package.stamp: $(ENV)/library.stamp pyproject.toml
+$(ENV)/package.stamp: $(ENV)/library.stamp
 	@echo "Installing selective_scan with what the tests need ..."
 	$(PIP) install --quiet --no-build-isolation --editable '.[benchmark,demo,test]'
 	@touch $@

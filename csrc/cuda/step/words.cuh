@@ -4,9 +4,9 @@
 // as a whole. A block that needs the value reads the word until it has the number that is due.
 // Numbers grow from exchange to exchange and from launch to launch, and begin anew at 2^31, so
 // nothing is ever cleared: an older word would be taken for a new one only after about 2^31
-// exchanges in which nobody wrote it. A
-// word can be overwritten as soon as all blocks have read it: between two exchanges of the same
-// kind there is always another one in which every block waits for all others.
+// exchanges in which nobody wrote it. A word can be overwritten as soon as all blocks have read it:
+// between two exchanges of the same kind there is always another one in which every block waits for
+// all others.
 #pragma once
 
 #include "../kit/elements.cuh"
