@@ -38,7 +38,8 @@ bool have_one_dtype(const ScanParams& params, const Rows& rows) {
 }
 
 /// Returns whether all vectors along steps, or along channels, begin at multiples of `bytes`,
-/// provided that the one at address `lowest` does. Strides of dimensions of size 1 do not matter.
+/// provided that the one at address `lowest` does. Strides of dimensions of size 1 do not matter,
+/// except that of steps along channels: lanes also form the addresses of steps that do not exist.
 inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_t lowest,
                        int64_t bytes, bool along_steps) {
   const int64_t size = element_size(view.dtype);
@@ -47,7 +48,7 @@ inline bool is_aligned(const ScanParams& params, const ArrayView& view, uintptr_
   };
   return lowest % static_cast<uintptr_t>(bytes) == 0 && aligned(params.batch, view.batch) &&
          aligned(params.groups, view.group) && aligned(params.dstate, view.state) &&
-         (along_steps ? aligned(params.dim, view.channel) : aligned(params.seqlen, view.step));
+         (along_steps ? aligned(params.dim, view.channel) : view.step * size % bytes == 0);
 }
 
 /// Returns whether any `items` consecutive steps form one aligned vector, or several of 16 bytes.
