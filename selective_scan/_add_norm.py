@@ -50,7 +50,7 @@ def add_rms_norm(
     Returns:
         (normed, total); total is hidden itself if nothing is added and the dtype stays the same.
     """
-    if not _is_one_node(hidden, residual, weight):
+    if not is_one_node(hidden, residual, weight):
         total = hidden
         if residual is not None:
             wide = at_least_single(_sum_dtype(hidden, residual))
@@ -71,12 +71,13 @@ def add_rms_norm(
     return normed, total if is_made else hidden
 
 
-def _is_one_node(hidden: Tensor, residual: Tensor | None, weight: Tensor) -> bool:
+def is_one_node(hidden: Tensor, residual: Tensor | None, weight: Tensor | None) -> bool:
     """Returns whether this is an eager call on tensors that the kernels support."""
     device_type = hidden.device.type
     most = _MOST_CHANNELS.get(device_type)
     return (
-        _pytorch.is_plain_call()
+        weight is not None
+        and _pytorch.is_plain_call()
         and {type(hidden), type(residual), type(weight)} <= OPAQUE_TYPES
         and device_type in _MOST_CHANNELS
         and device_type in _library.devices
@@ -230,7 +231,7 @@ def join_norms(
     weights = [norm._parameters.get("weight") for norm in norms]
     eps = [norm.eps for norm in norms]
     if None in eps or not all(
-        weight is not None and _is_one_node(x, None, weight) for weight in weights
+        weight is not None and is_one_node(x, None, weight) for weight in weights
     ):
         return None
     dtype, autocast_dtype = x.dtype, autocast_dtype_of(x.device)

@@ -7,11 +7,13 @@ place of eight with their views.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import _memory, _pytorch
+from ._function import differentiate
 from ._ops import ops
 from ._selective_scan import SELECTIVE_SCAN
 from .mamba_inner import OPAQUE_TYPES
@@ -94,7 +96,8 @@ class _CrossScan(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, kept = saved[:num_tensors], saved[num_tensors:]
         if _pytorch.needs_composition(dout):
-            return (None,) * _OPTIONS + _differentiate(ctx.compose, tensors, ctx.options, dout)
+            compose = partial(_composed, ctx.compose, ctx.options)
+            return (None,) * _OPTIONS + differentiate(compose, tensors, dout)
         _, A, D, delta_bias, *_ = tensors
         sequences, states = list(kept[:num_sequences]), list(kept[num_sequences:])
         given = (dout, sequences, A, D, delta_bias, *ctx.options, states)
@@ -107,20 +110,8 @@ class _CrossScan(torch.autograd.Function):
 _apply = _pytorch.apply_outside_transforms(_CrossScan)
 
 
-def _differentiate(
-    compose: Callable[..., Tensor],
-    tensors: tuple[Tensor | None, ...],
-    options: tuple[bool, str],
-    dout: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Returns the gradients by differentiating the composition."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views keep the gradients apart for tensors that are given twice or computed from each
-        # other.
-        own = [None if it is None else it.view_as(it) for it in tensors]
-        x, A, D, delta_bias, *maps = own
-        needed = [it for it in own if it is not None and it.requires_grad]
-        out = compose(x, _by_kinds(maps), (A, D, delta_bias), options)
-        gradients = iter(torch.autograd.grad(out, needed, dout, create_graph=create_graph))
-    return tuple(next(gradients) if it is not None and it.requires_grad else None for it in own)
+def _composed(
+    compose: Callable[..., Tensor], options: tuple[bool, str], *tensors: Tensor | None
+) -> Tensor:
+    x, A, D, delta_bias, *maps = tensors
+    return compose(x, _by_kinds(maps), (A, D, delta_bias), options)

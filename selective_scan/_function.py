@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -41,6 +41,21 @@ def make_function(
     members |= {"op": op, "generate_vmap_rule": map_over is None}
     function = type(name, (torch.autograd.Function,), members)
     return function
+
+
+def differentiate(
+    compose: Callable[..., Tensor], tensors: Sequence[Tensor | None], cotangent: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradient for each of these arguments of a composition of other operations."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views keep the gradients apart for tensors that are given twice or computed from each
+        # other.
+        own = [None if it is None else it.view_as(it) for it in tensors]
+        needed = [it for it in own if it is not None and it.requires_grad]
+        out = compose(*own)
+        gradients = iter(torch.autograd.grad(out, needed, cotangent, create_graph=create_graph))
+    return tuple(next(gradients) if it is not None and it.requires_grad else None for it in own)
 
 
 def save_nothing(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
 """Stacks of mixers that their weights fully describe: a few steps through them run as one operator.
 
 A change of a module, a weight or a dtype is always noticed: a first call inspects all of them, and
-a repeated call checks whether they are still the same (_prepared_step.py).
+a repeated call checks whether they are still the same (_inspected.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import _pytorch
 from ._checks import MAX_WIDTH
+from ._inspected import FORWARD_HOOKS, Inspected
 from ._ops import ops
 from ._plain_mixer import CONVOLUTION_OPTIONS, has_no_hooks, is_of_neighbours
 from ._prepared_step import PreparedStep
@@ -91,22 +92,9 @@ def step_in_one(
             del known[hidden.shape]
     norms, eps = [], 0.0
     if stack is not None:
-        if {*map(type, stack.modules)} != {stack.kind}:
+        if (found := norms_of(stack, hidden.shape[2])) is None:
             return None
-        norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
-        if {*map(type, norms)} != {stack.norm_kind}:
-            return None
-        eps = getattr(stack.norm_f, stack.eps_name)
-        shapes = {getattr(norm._parameters.get("weight"), "shape", None) for norm in norms}
-        if (
-            eps is None
-            or {getattr(norm, stack.eps_name) for norm in norms} != {eps}
-            or shapes != {hidden.shape[2:]}
-            or any(norm._parameters.get("bias") is not None for norm in norms)
-            or not all(map(has_no_hooks, stack.modules))
-            or not all(map(has_no_hooks, norms))
-        ):
-            return None
+        norms, eps = found
     entries = [*map(_entry_of, layers, caches)]
     if None in entries:
         return None
@@ -164,17 +152,51 @@ def step_in_one(
         is_again = hidden.shape in known and not (hidden.is_cuda and workspace is None)
         known[hidden.shape] = None
         if is_again:
-            called = [layer._modules[name] for layer in layers for name in _PARTS]
-            called += [] if head is None else [head]
-            read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, LAYER_OPTIONS)
-            convolutions = [layer._modules["conv1d"] for layer in layers]
-            read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
-            if stack is not None:
-                called += [*norms, *stack.modules]
-                read = dict.fromkeys(stack.modules, ()) | read
-                read |= dict.fromkeys(norms, (stack.eps_name,))
-            known[hidden.shape] = PreparedStep(call, around, read, called, states)
+            inspected = inspect(layers, stack, FORWARD_HOOKS, () if head is None else (head,))
+            known[hidden.shape] = PreparedStep(call, around, inspected, states)
     return out if head is None or is_plain_head else head(out)
+
+
+def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None:
+    """Returns a stack's norms, the last one first, and their eps; None unless their weights and one
+    eps fully describe them."""
+    if {*map(type, stack.modules)} != {stack.kind}:
+        return None
+    norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
+    if {*map(type, norms)} != {stack.norm_kind}:
+        return None
+    eps = getattr(stack.norm_f, stack.eps_name)
+    shapes = {getattr(norm._parameters.get("weight"), "shape", None) for norm in norms}
+    if (
+        eps is None
+        or {getattr(norm, stack.eps_name) for norm in norms} != {eps}
+        or shapes != {(d_model,)}
+        or any(norm._parameters.get("bias") is not None for norm in norms)
+        or not all(map(has_no_hooks, stack.modules))
+        or not all(map(has_no_hooks, norms))
+    ):
+        return None
+    return norms, eps
+
+
+def inspect(
+    layers: Collection[MambaMixer],
+    stack: Stack | None,
+    kinds_of_hooks: Collection[str],
+    others: Collection[nn.Module] = (),
+) -> Inspected:
+    """Remembers what the functions of this module read of a stack and of other modules."""
+    called = [layer._modules[name] for layer in layers for name in _PARTS]
+    called += others
+    read = dict.fromkeys((*called, *layers), ()) | dict.fromkeys(layers, LAYER_OPTIONS)
+    convolutions = [layer._modules["conv1d"] for layer in layers]
+    read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
+    if stack is not None:
+        norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
+        called += [*norms, *stack.modules]
+        read = dict.fromkeys(stack.modules, ()) | read
+        read |= dict.fromkeys(norms, (stack.eps_name,))
+    return Inspected(read, called, kinds_of_hooks)
 
 
 def serves(hidden: Tensor) -> bool:
@@ -294,7 +316,22 @@ _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 
 
 def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
-    """Returns a layer's tensors and options, None if they do not fully determine what it computes.
+    """Returns a layer's tensors and options, None if these do not fully describe the layer."""
+    weights = plain_weights_of(layer)
+    if (
+        weights is None
+        or type(cache) is not MixerCache
+        or cache.last_input is not None
+        or cache.angles is not None
+    ):
+        return None
+    options = (getattr(layer, name, default) for name, default in LAYER_OPTIONS.items())
+    return *weights, cache.conv_state, cache.state, *options
+
+
+def plain_weights_of(layer: MambaMixer) -> tuple | None:
+    """Returns a layer's weights, None if they and LAYER_OPTIONS do not fully determine what it
+    computes.
 
     A bias that is not among the parameters is represented by its module, which the caller refuses
     since it is no tensor.
@@ -307,26 +344,12 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
     if not (
         [*map(type, parts)] in _PLAIN_PARTS
         and "B_norm" not in layer._modules  # the operator does not support Mamba-3
-        and type(cache) is MixerCache
-        and cache.last_input is None
-        and cache.angles is None
         and is_of_neighbours(parts[1])
         and all(map(has_no_hooks, parts))
         and x_proj[1] is None
     ):
         return None
-    return (
-        *in_proj,
-        *conv1d,
-        x_proj[0],
-        *dt_proj,
-        own.get("A_log"),
-        own.get("D"),
-        *out_proj,
-        cache.conv_state,
-        cache.state,
-        *(getattr(layer, name, default) for name, default in LAYER_OPTIONS.items()),
-    )
+    return *in_proj, *conv1d, x_proj[0], *dt_proj, own.get("A_log"), own.get("D"), *out_proj
 
 
 def _are_of_numbers(kinds: set[type]) -> bool:

@@ -1,52 +1,20 @@
 """Repeated steps of a stack: prepared calls, and the check that they are still valid.
 
-Inspecting whether a stack's weights fully describe it, and passing them to the op, takes longer
-than a small stack's kernels. A cache therefore keeps the prepared call with everything that was
-inspected for it. As long as all of that is unchanged, which loops in C check, the call is valid.
+Inspecting a stack and passing its weights to the op takes longer than a small stack's kernels. A
+cache therefore keeps the prepared call with the state of all modules that it depends on.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import is_
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import _memory, _pytorch
+from ._inspected import Inspected, are_the_same
 from ._ops import ops
-
-# Hooks of backward passes are left out, since they do nothing without gradients.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-# Attributes of a module that, if set, run in place of its class's forward.
-_OWN_CALLS = ("forward", "_compiled_call_impl")
-_MISSING = object()
-
-
-class _Seen(NamedTuple):
-    """The values seen in mappings, in columns: value i was that of keys[i] in mappings[i]."""
-
-    mappings: list[Mapping[str, object]]
-    keys: list[str]
-    values: list[object]
-
-    def add(self, mapping: Mapping[str, object], keys: Iterable[str]) -> None:
-        for key in keys:
-            self.mappings.append(mapping)
-            self.keys.append(key)
-            self.values.append(mapping.get(key, _MISSING))
-
-    def is_still_so(self) -> bool:
-        now = map(dict.get, self.mappings, self.keys, repeat(_MISSING))
-        return all(map(is_, now, self.values))
-
-
-def are_the_same(these: Sequence[object], those: Sequence[object]) -> bool:
-    """Returns whether both sequences hold the same objects, by identity."""
-    return len(these) == len(those) and all(map(is_, these, those))
 
 
 class PreparedStep:
@@ -56,8 +24,7 @@ class PreparedStep:
         self,
         call: tuple,
         around: tuple[object, ...],
-        read: Mapping[nn.Module, Collection[str]],
-        called: Collection[nn.Module],
+        inspected: Inspected,
         changed: Sequence[Tensor],
     ) -> None:
         """Prepares a call that has just been made.
@@ -65,25 +32,11 @@ class PreparedStep:
         Args:
             call: the op's arguments.
             around: the objects that the caller passes anew with each call.
-            read: the modules whose submodules and parameters were read, each with the names of the
-                options that were read.
-            called: those of the modules that the op replaces a call of, which must have no hooks.
+            inspected: the state of the modules from which the arguments were read.
             changed: the tensors that the op changes, which are among `around`.
         """
         self._around = around
-        self._modules = [*read]
-        self._types = [*map(type, read)]
-        self._seen = _Seen([], [], [])
-        for module, options in read.items():
-            own = vars(module)
-            containers = [name for name in ("_parameters", "_modules") if own[name]]
-            self._seen.add(own, (*containers, *options))
-            for name in containers:
-                self._seen.add(own[name], [*own[name]])
-        members = [*map(vars, called)]
-        for own in members:
-            self._seen.add(own, (*_HOOKS, *_OWN_CALLS))
-        self._hooks = [own[kind] for own in members for kind in _HOOKS]
+        self._inspected = inspected
         self._changed = changed
         self._number = ops.s6_step_prepare(*call)
         self._again = _pytorch.shortest_call(ops.s6_step_again.default)
@@ -98,11 +51,7 @@ class PreparedStep:
 
         A hidden of another shape is a different call.
         """
-        if (
-            any(self._hooks)
-            or not self._seen.is_still_so()
-            or [*map(type, self._modules)] != self._types
-        ):
+        if not self._inspected.is_unchanged():
             return None
         out = _memory.call(self._again, (hidden, self._number))
         if out is not None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from . import _pytorch
+from ._inspected import are_the_same
 from ._plain_stack import Stack, serves, step_in_one
-from ._prepared_step import are_the_same
 from .cache import MixerCache
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from . import _mamba_weights
 from ._add_norm import JoinedNorms, join_norms
 from ._discretization import LayerMethod
 from ._layer_input import checked_sequence
+from ._layer_stack import run_stack
 from ._module_arguments import check_count, refuse
 from ._plain_mixer import has_no_hooks
 from ._plain_stack import Stack, step_in_one
@@ -185,13 +186,13 @@ class S6(nn.Module):
         layers = parts["layers"]._modules.values()
         depth = len(layers)
         caches = [None] * depth
+        stack = Stack(layers, parts["norm_f"], S6Layer, nn.RMSNorm)
         if isinstance(cache, S6Cache):
             refuse_gradient(self, x)
             caches = cache.layers
             if len(caches) != depth:
                 refuse("cache", f"of depth = {depth} layers", len(caches))
             if cu_seqlens is None:
-                stack = Stack(layers, parts["norm_f"], S6Layer, nn.RMSNorm)
                 out = step_in_one(layers, x, caches, stack, head)
                 if out is not None:
                     return out
@@ -200,6 +201,9 @@ class S6(nn.Module):
                         check_cache(layer, part, x.shape[0], None)
         else:
             refuse_other_cache(cache, "S6Cache")
+            out = run_stack(self, layers, x, stack, cu_seqlens)
+            if out is not None:
+                return _called(head, out)
         norms = self._join_norms(x)
         if norms is None:
             for layer, part in zip(self.layers, caches, strict=True):

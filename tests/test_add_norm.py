@@ -13,7 +13,7 @@ from accuracy import Error
 from cases import Axes
 from changed_parts import CHANGES, Change
 from problem import DTYPES, generator, lay_out
-from selective_scan import S6, MambaMixer
+from selective_scan import S6, MambaMixer, _layer_stack
 from selective_scan._add_norm import add_rms_norm
 from selective_scan._plain_mixer import has_no_hooks
 from selective_scan.compat.mixer_seq_simple import MixerModel
@@ -271,6 +271,12 @@ def test_rows_that_are_too_long_go_by_parts(channels, device, monkeypatch):
 # --- where stacks use it --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def layer_by_layer(monkeypatch) -> None:
+    """Makes every stack too large to run as one op."""
+    monkeypatch.setattr(_layer_stack, "MOST_ELEMENTS", {"cpu": 0, "cuda": 0})
+
+
 def by_modules(model: S6, x: torch.Tensor) -> torch.Tensor:
     for layer in model.layers:
         is_plain = isinstance(layer, MambaMixer) and has_no_hooks(layer)
@@ -280,7 +286,7 @@ def by_modules(model: S6, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64", "autocast", "bidirectional"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_stack_is_its_modules(kind, depth, device, monkeypatch):
+def test_stack_is_its_modules(kind, depth, device, layer_by_layer, monkeypatch):
     model = S6(24, d_state=4, depth=depth, bidirectional=kind == "bidirectional", device=device)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -301,7 +307,7 @@ def test_stack_is_its_modules(kind, depth, device, monkeypatch):
         assert error.relative_l2 < (0.04 if half else 1e-12 if kind == "float64" else 2e-5), error
 
 
-def test_norms_without_gradients_keep_bits(device):
+def test_norms_without_gradients_keep_bits(device, layer_by_layer):
     model = S6(24, d_state=4, depth=2, device=device)
     x = torch.randn(2, 40, 24, device=device)
     with torch.no_grad():
@@ -326,7 +332,7 @@ NOT_PLAIN = {name: it for name, it in CHANGES.items() if it.goes_through_modules
 
 
 @pytest.mark.parametrize("change", NOT_PLAIN)
-def test_what_is_not_plain_is_called(change, device, monkeypatch):
+def test_what_is_not_plain_is_called(change, device, layer_by_layer, monkeypatch):
     model = S6(24, d_state=4, depth=2, device=device)
     x = torch.randn(2, 40, 24, device=device)
     NOT_PLAIN[change].make(model)

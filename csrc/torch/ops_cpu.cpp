@@ -11,6 +11,7 @@
 #include "cross_scan.h"
 #include "diagonal_ops.h"
 #include "joined_text.h"
+#include "layer_stack.h"
 #include "mamba_inner.h"
 #include "norm_ops.h"
 #include "op_namespace.h"
@@ -113,6 +114,8 @@ constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
 constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast, &sum};
+constexpr StackOps kStackOps{kLayerOps,
+                             {&add_rms_norm_fwd<CpuBackend>, &add_rms_norm_bwd<CpuBackend>}};
 
 int64_t state_chunk() {
   return kStateChunk;
@@ -134,6 +137,7 @@ SELECTIVE_SCAN_LIBRARY(m) {
   define_scans_between(m);
   define_cross_scan(m);
   define_norm(m);
+  define_layer_stack(m);
   m.def("unitary_state_chunk() -> int");
   m.def("state_chunk() -> int");
   m.def("cpu_build_info() -> str");
@@ -160,6 +164,7 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_norm<CpuBackend>(m);
   implement_step<StepBackend>(m);
   implement_mamba_inner<kLayerOps>(m);
+  implement_layer_stack<kStackOps>(m);
 }
 
 }  // namespace selective_scan::op

@@ -13,6 +13,7 @@
 #include "cross_scan.h"
 #include "diagonal_ops.h"
 #include "joined_text.h"
+#include "layer_stack.h"
 #include "mamba_inner.h"
 #include "norm_ops.h"
 #include "op_namespace.h"
@@ -167,6 +168,8 @@ constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
 constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>};
 constexpr LayerOps kLayerOps{
     kScanOps, kConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
+constexpr StackOps kStackOps{kLayerOps,
+                             {&add_rms_norm_fwd<CudaBackend>, &add_rms_norm_bwd<CudaBackend>}};
 
 std::string cuda_build_info() {
   return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
@@ -219,6 +222,7 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_norm<CudaBackend>(m);
   implement_step<StepBackend>(m);
   implement_mamba_inner<kLayerOps>(m);
+  implement_layer_stack<kStackOps>(m);
 }
 
 }  // namespace selective_scan::op

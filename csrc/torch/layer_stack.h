@@ -1,0 +1,122 @@
+// A stack of Mamba layers with their norms and the residual stream as one call, forward and
+// backward:
+//
+//   stream = x
+//   stream += layer(RMSNorm(stream))   for each layer
+//   out = RMSNorm(stream)
+//
+// Small layers wait for the host, and one call of Python and one autograd node for the whole stack
+// cost less than two of each for every layer. The stream has the dtype of x.
+#pragma once
+
+#include <tuple>
+#include <vector>
+
+#include "mamba_inner.h"
+#include "norm_ops.h"
+
+namespace selective_scan::op {
+
+struct NormOps {
+  std::tuple<Tensor, Tensor> (*forward)(const Tensor& hidden, const OptionalTensor& residual,
+                                        const Tensor& weight, double eps, ScalarType dtype,
+                                        std::optional<ScalarType> total_dtype);
+  std::tuple<Tensor, Tensor, Tensor> (*backward)(const Tensor& dnormed,
+                                                 const OptionalTensor& dtotal, const Tensor& total,
+                                                 const Tensor& weight, double eps,
+                                                 std::optional<ScalarType> hidden_dtype,
+                                                 std::optional<ScalarType> residual_dtype,
+                                                 bool needs_weight);
+};
+
+/// The functions by which a backend computes a stack.
+struct StackOps {
+  const LayerOps& layer;
+  NormOps norm;
+};
+
+/// The kinds of a layer's weights. selective_scan/_layer_stack.py lists them in the same order.
+enum WeightKind : int64_t {
+  kNorm,
+  kInProj,
+  kInProjBias,
+  kConv1d,
+  kConv1dBias,
+  kXProj,
+  kDtProj,
+  kDtProjBias,
+  kALog,
+  kD,
+  kOutProj,
+  kOutProjBias,
+  kWeightKinds
+};
+
+/// `weights` holds those of the first kind in `kinds` for all layers, then those of the next kind.
+struct StackArguments {
+  const Tensor& x;
+  const TensorList& weights;
+  const std::vector<int64_t>& kinds;
+  const Tensor& norm_f;
+  double eps;
+  bool delta_softplus;
+  const Text& discretization_method;
+  bool bidirectional;
+  const OptionalTensor& cu_seqlens;
+  std::optional<ScalarType> autocast_dtype;
+};
+
+/// Returns out, and the tensors that the backward pass wants if it is to follow.
+std::tuple<Tensor, TensorList> stack_forward(const StackOps& ops, const StackArguments& args,
+                                             bool saves);
+/// Returns the gradients of x, if `needs_dx`, of the weights, and of norm_f.
+std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
+                                                      const StackArguments& args,
+                                                      const Tensor& dout, const TensorList& kept,
+                                                      bool needs_dx);
+
+/// Adapts the functions above to the ops of one backend.
+template <const StackOps& kOps>
+struct LayerStackOps {
+  static auto forward(const Tensor& x, const TensorList& weights, const std::vector<int64_t>& kinds,
+                      const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
+                      bool bidirectional, const OptionalTensor& cu_seqlens,
+                      std::optional<ScalarType> autocast_dtype, bool saves) {
+    return stack_forward(kOps,
+                         {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
+                          cu_seqlens, autocast_dtype},
+                         saves);
+  }
+  static auto backward(const Tensor& dout, const TensorList& kept, const Tensor& x,
+                       const TensorList& weights, const std::vector<int64_t>& kinds,
+                       const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
+                       bool bidirectional, const OptionalTensor& cu_seqlens,
+                       std::optional<ScalarType> autocast_dtype, bool needs_dx) {
+    return stack_backward(kOps,
+                          {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
+                           cu_seqlens, autocast_dtype},
+                          dout, kept, needs_dx);
+  }
+};
+
+/// Registers the schemas, once for all backends.
+void define_layer_stack(auto& library) {
+  // Only Python calls these ops, and never under tracing.
+  const std::string of_stack =
+      "Tensor x, Tensor[] weights, int[] kinds, Tensor norm_f, float eps, bool delta_softplus, "
+      "str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
+      "ScalarType? autocast_dtype, ";
+  library.def(
+      ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor[] kept)").c_str());
+  library.def(("layer_stack_bwd(Tensor dout, Tensor[] kept, " + of_stack +
+               "bool needs_dx) -> (Tensor dx, Tensor[] dweights, Tensor dnorm_f)")
+                  .c_str());
+}
+
+template <const StackOps& kOps>
+void implement_layer_stack(auto& library) {
+  library.impl("layer_stack_fwd", TORCH_BOX(&LayerStackOps<kOps>::forward));
+  library.impl("layer_stack_bwd", TORCH_BOX(&LayerStackOps<kOps>::backward));
+}
+
+}  // namespace selective_scan::op

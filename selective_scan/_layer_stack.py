@@ -1,0 +1,230 @@
+"""A stack of plain layers with their norms as one call of an op, and as one autograd node.
+
+On small inputs the GPU waits for the host. The call of one op and one node take less time than
+those of two for each layer, and what was inspected of the modules is inspected once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import _memory, _pytorch
+from ._add_norm import JoinedNorms, is_one_node
+from ._checks import MAX_WIDTH
+from ._function import differentiate
+from ._inspected import ALL_HOOKS, Inspected, are_the_same
+from ._layer_input import autocast_dtype_of
+from ._ops import ops
+from ._plain_stack import LAYER_OPTIONS, Stack, inspect, norms_of, plain_weights_of
+from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
+
+if TYPE_CHECKING:
+    from .mamba_mixer import MambaMixer
+
+# The most elements of a layer's inner rows, batch·seqlen·d_inner. Beyond them kernels take longer
+# than the host, and nodes of their own for each layer hand over the gradients of its weights
+# earlier, free its memory earlier, and let DDP send the gradients meanwhile.
+MOST_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
+
+# The kinds of a layer's weights in the order of csrc/torch/layer_stack.h, and their places in the
+# arguments of `mamba_layer`.
+_KINDS = (
+    *("norm", "in_proj", "in_proj_bias", "conv1d", "conv1d_bias", "x_proj"),
+    *("dt_proj", "dt_proj_bias", "A_log", "D", "out_proj", "out_proj_bias"),
+)
+_OF_MAMBA_LAYER = [
+    *map(_KINDS.index, ("in_proj", "in_proj_bias", "conv1d", "conv1d_bias", "x_proj", "dt_proj")),
+    *map(_KINDS.index, ("out_proj", "out_proj_bias", "A_log", "D", "dt_proj_bias")),
+]
+_OPTIONAL = {it for it in _KINDS if it.endswith("_bias")} | {"D"}
+
+
+class _Options(NamedTuple):
+    """The ops' arguments besides the tensors."""
+
+    kinds: list[int]
+    eps: float
+    delta_softplus: bool
+    discretization_method: str
+    bidirectional: bool
+    autocast_dtype: torch.dtype | None = None
+
+
+class _Known(NamedTuple):
+    """What a stack's modules were found to be.
+
+    Attributes:
+        around: the modules that were inspected, as the caller lists them.
+        inspected: their state.
+        norm_f: the last norm's weight.
+        weights: the other weights, kind by kind.
+        options: the options of all layers.
+        d_inner: the width of a layer's inner rows.
+    """
+
+    around: tuple[nn.Module, ...]
+    inspected: Inspected
+    norm_f: Tensor
+    weights: list[Tensor]
+    options: _Options
+    d_inner: int
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()  # a copy of the owner, or what is pickled of it, inspects anew
+
+
+def run_stack(
+    owner: nn.Module,
+    layers: Collection[MambaMixer],
+    x: Tensor,
+    stack: Stack,
+    cu_seqlens: Tensor | None,
+) -> Tensor | None:
+    """Runs a stack from its input to its last norm as one call of an op.
+
+    Args:
+        owner: the module that remembers what was inspected.
+        layers: the mixers.
+        x: (batch, seqlen, d_model).
+        stack: the modules around the mixers.
+        cu_seqlens: as in :func:`selective_scan_fn`.
+
+    Returns:
+        (batch, seqlen, d_model); None if the op does not compute what the modules do, or if it
+        would not be faster.
+    """
+    if not (
+        layers
+        and is_one_node(x, None, stack.norm_f._parameters.get("weight"))
+        and (cu_seqlens is None or type(cu_seqlens) in OPAQUE_TYPES)
+        and not _pytorch.may_have_process_wide_hooks()
+    ):
+        return None
+    around = (*layers, stack.norm_f, *stack.modules)
+    known = vars(owner).get("_known_stack")
+    if known is None or not (are_the_same(around, known.around) and known.inspected.is_unchanged()):
+        known = _inspect(layers, x.shape[2], stack, around)
+        if known is None:
+            return None
+        # Tensors that others computed are not kept, since they would keep their graph.
+        if all(type(weight) is nn.Parameter for weight in (known.norm_f, *known.weights)):
+            vars(owner)["_known_stack"] = known
+    batch, seqlen, _ = x.shape
+    autocast_dtype = autocast_dtype_of(x.device)
+    depth = len(layers)
+    if (
+        not 0 < batch * seqlen * known.d_inner <= MOST_ELEMENTS[x.device.type]
+        or {known.norm_f.dtype, *(it.dtype for it in known.weights[: 2 * depth])} != {x.dtype}
+        or (autocast_dtype is not None and x.dtype != torch.float32)
+    ):
+        return None
+    options = known.options._replace(autocast_dtype=autocast_dtype)
+    tensors = (x, cu_seqlens, known.norm_f, *known.weights)
+    if _pytorch.is_gradient_needed(tensors):
+        return _apply(options, *tensors)
+    return _run(options, x, cu_seqlens, known.norm_f, known.weights, saves=False)[0]
+
+
+def _inspect(
+    layers: Collection[MambaMixer], d_model: int, stack: Stack, around: tuple[nn.Module, ...]
+) -> _Known | None:
+    """Returns None if the weights and one set of options do not fully describe the stack."""
+    if (found := norms_of(stack, d_model)) is None:
+        return None
+    (norm_f, *norms), eps = found
+    own = [plain_weights_of(layer) for layer in layers]
+    options = {
+        tuple(getattr(layer, name, default) for name, default in LAYER_OPTIONS.items())
+        for layer in layers
+    }
+    if None in own or len(options) != 1:
+        return None
+    scales = [norm._parameters["weight"] for norm in norms]
+    columns = [scales, *map(list, zip(*own, strict=True))]
+    kinds = []
+    for kind, (name, column) in enumerate(zip(_KINDS, columns, strict=True)):
+        types = {*map(type, column)}
+        if types == {type(None)} and name in _OPTIONAL:
+            continue
+        if type(None) in types or not types <= OPAQUE_TYPES:
+            return None
+        kinds.append(kind)
+    if columns[_KINDS.index("conv1d")][0].shape[-1] > MAX_WIDTH:
+        return None
+    bidirectional, softplus, method = options.pop()
+    return _Known(
+        around,
+        inspect(layers, stack, ALL_HOOKS),
+        norm_f._parameters["weight"],
+        [weight for kind in kinds for weight in columns[kind]],
+        _Options(kinds, eps, softplus, method, bidirectional),
+        columns[_KINDS.index("A_log")][0].shape[0],
+    )
+
+
+def _run(
+    options: _Options,
+    x: Tensor,
+    cu_seqlens: Tensor | None,
+    norm_f: Tensor,
+    weights: list[Tensor],
+    saves: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """Returns the output, and the tensors for the backward pass."""
+    kinds, *others, autocast_dtype = options
+    given = (x, weights, kinds, norm_f, *others, cu_seqlens, autocast_dtype, saves)
+    return _memory.call(_pytorch.shortest_call(ops.layer_stack_fwd.default), given)
+
+
+class _LayerStack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, options, x, cu_seqlens, norm_f, *weights):
+        out, kept = _run(options, x, cu_seqlens, norm_f, weights, saves=True)
+        ctx.save_for_backward(x, cu_seqlens, norm_f, *weights, *kept)
+        ctx.options, ctx.num_inputs = options, 3 + len(weights)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: ctx.num_inputs], saved[ctx.num_inputs :]
+        if _pytorch.needs_composition(dout):
+            return None, *differentiate(_Composition(ctx.options), inputs, dout)
+        x, cu_seqlens, norm_f, *weights = inputs
+        kinds, *others, autocast_dtype = ctx.options
+        given = (dout, kept, x, weights, kinds, norm_f, *others, cu_seqlens, autocast_dtype)
+        op = _pytorch.shortest_call(ops.layer_stack_bwd.default)
+        dx, dweights, dnorm_f = _memory.call(op, (*given, ctx.needs_input_grad[1]))
+        return None, dx, None, dnorm_f, *dweights
+
+
+_apply = _pytorch.apply_outside_transforms(_LayerStack)
+
+
+class _Composition(NamedTuple):
+    """The stack as a norm and a mixer after another, with an autograd node each."""
+
+    options: _Options
+
+    def __call__(
+        self, x: Tensor, cu_seqlens: Tensor | None, norm_f: Tensor, *weights: Tensor
+    ) -> Tensor:
+        kinds, eps, softplus, method, bidirectional, autocast_dtype = self.options
+        depth = len(weights) // len(kinds)
+        columns = [[None] * depth for _ in _KINDS]
+        for i, kind in enumerate(kinds):
+            columns[kind] = weights[i * depth : (i + 1) * depth]
+        scales = [*columns[0], norm_f]
+        norms = JoinedNorms(scales, [eps] * len(scales), x.dtype, autocast_dtype or x.dtype)
+        options = LayerOptions(softplus, method, bidirectional, cu_seqlens)
+        hidden, stream = x, None
+        with torch.autocast(x.device.type, autocast_dtype, autocast_dtype is not None):
+            for place in range(depth):
+                normed, stream = norms.in_front(place, hidden, stream)
+                own = tuple(columns[kind][place] for kind in _OF_MAMBA_LAYER)
+                hidden = mamba_layer(normed, own, options, None)
+            return norms.behind(hidden, stream)
