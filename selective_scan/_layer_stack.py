@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _memory, _pytorch
-from ._add_norm import JoinedNorms, is_one_node
+from ._add_norm import add_rms_norm, is_one_node
 from ._checks import MAX_WIDTH
 from ._function import differentiate
 from ._inspected import ALL_HOOKS, Inspected, are_the_same
@@ -52,13 +52,20 @@ class _Options(NamedTuple):
     discretization_method: str
     bidirectional: bool
     autocast_dtype: torch.dtype | None = None
+    stream_dtype: torch.dtype | None = None
+    out_dtype: torch.dtype | None = None
+
+    def around(self, cu_seqlens: Tensor | None) -> tuple:
+        """Returns the arguments behind norm_f."""
+        return (*self[1:5], cu_seqlens, *self[5:])
 
 
 class _Known(NamedTuple):
     """What a stack's modules were found to be.
 
     Attributes:
-        around: the modules that were inspected, as the caller lists them.
+        around: the modules that were inspected, and the values of their options, as the caller
+            lists them.
         inspected: their state.
         norm_f: the last norm's weight.
         weights: the other weights, kind by kind.
@@ -66,7 +73,7 @@ class _Known(NamedTuple):
         d_inner: the width of a layer's inner rows.
     """
 
-    around: tuple[nn.Module, ...]
+    around: tuple[object, ...]
     inspected: Inspected
     norm_f: Tensor
     weights: list[Tensor]
@@ -83,6 +90,9 @@ def run_stack(
     x: Tensor,
     stack: Stack,
     cu_seqlens: Tensor | None,
+    stream_dtype: torch.dtype,
+    *,
+    out_is_wide: bool,
 ) -> Tensor | None:
     """Runs a stack from its input to its last norm as one call of an op.
 
@@ -92,6 +102,8 @@ def run_stack(
         x: (batch, seqlen, d_model).
         stack: the modules around the mixers.
         cu_seqlens: as in :func:`selective_scan_fn`.
+        stream_dtype: the dtype of the residual stream.
+        out_is_wide: whether the result has the dtype of x also under autocast.
 
     Returns:
         (batch, seqlen, d_model); None if the op does not compute what the modules do, or if it
@@ -100,11 +112,12 @@ def run_stack(
     if not (
         layers
         and is_one_node(x, None, stack.norm_f._parameters.get("weight"))
-        and (cu_seqlens is None or type(cu_seqlens) in OPAQUE_TYPES)
+        and x.dim() == 3
+        and (cu_seqlens is None or (type(cu_seqlens) is Tensor and x.shape[0] == 1))
         and not _pytorch.may_have_process_wide_hooks()
     ):
         return None
-    around = (*layers, stack.norm_f, *stack.modules)
+    around = (*layers, stack.norm_f, *stack.modules, *stack.options.values())
     known = vars(owner).get("_known_stack")
     if known is None or not (are_the_same(around, known.around) and known.inspected.is_unchanged()):
         known = _inspect(layers, x.shape[2], stack, around)
@@ -122,7 +135,10 @@ def run_stack(
         or (autocast_dtype is not None and x.dtype != torch.float32)
     ):
         return None
-    options = known.options._replace(autocast_dtype=autocast_dtype)
+    out_dtype = x.dtype if out_is_wide else autocast_dtype or x.dtype
+    options = known.options._replace(
+        autocast_dtype=autocast_dtype, stream_dtype=stream_dtype, out_dtype=out_dtype
+    )
     tensors = (x, cu_seqlens, known.norm_f, *known.weights)
     if _pytorch.is_gradient_needed(tensors):
         return _apply(options, *tensors)
@@ -175,8 +191,7 @@ def _run(
     saves: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns the output, and the tensors for the backward pass."""
-    kinds, *others, autocast_dtype = options
-    given = (x, weights, kinds, norm_f, *others, cu_seqlens, autocast_dtype, saves)
+    given = (x, weights, options.kinds, norm_f, *options.around(cu_seqlens), saves)
     return _memory.call(_pytorch.shortest_call(ops.layer_stack_fwd.default), given)
 
 
@@ -195,8 +210,8 @@ class _LayerStack(torch.autograd.Function):
         if _pytorch.needs_composition(dout):
             return None, *differentiate(_Composition(ctx.options), inputs, dout)
         x, cu_seqlens, norm_f, *weights = inputs
-        kinds, *others, autocast_dtype = ctx.options
-        given = (dout, kept, x, weights, kinds, norm_f, *others, cu_seqlens, autocast_dtype)
+        options = ctx.options.around(cu_seqlens)
+        given = (dout, kept, x, weights, ctx.options.kinds, norm_f, *options)
         op = _pytorch.shortest_call(ops.layer_stack_bwd.default)
         dx, dweights, dnorm_f = _memory.call(op, (*given, ctx.needs_input_grad[1]))
         return None, dx, None, dnorm_f, *dweights
@@ -213,18 +228,18 @@ class _Composition(NamedTuple):
     def __call__(
         self, x: Tensor, cu_seqlens: Tensor | None, norm_f: Tensor, *weights: Tensor
     ) -> Tensor:
-        kinds, eps, softplus, method, bidirectional, autocast_dtype = self.options
+        kinds, eps, softplus, method, bidirectional, autocast_dtype, *dtypes = self.options
+        stream_dtype, out_dtype = dtypes
         depth = len(weights) // len(kinds)
         columns = [[None] * depth for _ in _KINDS]
         for i, kind in enumerate(kinds):
             columns[kind] = weights[i * depth : (i + 1) * depth]
-        scales = [*columns[0], norm_f]
-        norms = JoinedNorms(scales, [eps] * len(scales), x.dtype, autocast_dtype or x.dtype)
         options = LayerOptions(softplus, method, bidirectional, cu_seqlens)
+        in_products = (eps, autocast_dtype or x.dtype, stream_dtype)
         hidden, stream = x, None
         with torch.autocast(x.device.type, autocast_dtype, autocast_dtype is not None):
-            for place in range(depth):
-                normed, stream = norms.in_front(place, hidden, stream)
+            for place, scale in enumerate(columns[0]):
+                normed, stream = add_rms_norm(hidden, stream, scale, *in_products)
                 own = tuple(columns[kind][place] for kind in _OF_MAMBA_LAYER)
                 hidden = mamba_layer(normed, own, options, None)
-            return norms.behind(hidden, stream)
+            return add_rms_norm(hidden, stream, norm_f, eps, out_dtype, None)[0]

@@ -6,8 +6,9 @@ a repeated call checks whether they are still the same (_inspected.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -45,6 +46,7 @@ class Stack(NamedTuple):
         kind: the class that the modules must have for the operator to serve them.
         norm_kind: the class that the norms must have.
         eps_name: the name of the norms' attribute eps.
+        options: the values that attributes of the modules must have.
     """
 
     modules: Collection[nn.Module]
@@ -52,6 +54,7 @@ class Stack(NamedTuple):
     kind: type[nn.Module]
     norm_kind: type[nn.Module]
     eps_name: str = "eps"
+    options: Mapping[str, object] = MappingProxyType({})
 
 
 def step_in_one(
@@ -174,6 +177,11 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
         or any(norm._parameters.get("bias") is not None for norm in norms)
         or not all(map(has_no_hooks, stack.modules))
         or not all(map(has_no_hooks, norms))
+        or any(
+            getattr(module, name) != value
+            for module in stack.modules
+            for name, value in stack.options.items()
+        )
     ):
         return None
     return norms, eps
@@ -194,7 +202,7 @@ def inspect(
     if stack is not None:
         norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
         called += [*norms, *stack.modules]
-        read = dict.fromkeys(stack.modules, ()) | read
+        read = dict.fromkeys(stack.modules, (*stack.options,)) | read
         read |= dict.fromkeys(norms, (stack.eps_name,))
     return Inspected(read, called, kinds_of_hooks)
 

@@ -14,12 +14,12 @@ struct KeptOfLayer {
   Tensor stream, normed;
   LayerKept layer;
 
-  /// The tensors in the order in which the ops pass them. The first layer's stream is x.
-  std::vector<Tensor*> members(bool is_first, bool is_bidirectional) {
+  /// The tensors in the order in which the ops pass them, without a stream that is x itself.
+  std::vector<Tensor*> members(bool has_stream, bool is_bidirectional) {
     std::vector<Tensor*> all{&normed,      &layer.xz_rows, &layer.poles,
                              &layer.x_dbl, &layer.y,       &layer.scan.states};
     if (is_bidirectional) all.push_back(&layer.second_scan.states);
-    if (!is_first) all.push_back(&stream);
+    if (has_stream) all.push_back(&stream);
     return all;
   }
 };
@@ -28,7 +28,7 @@ struct Stack {
   const StackOps& ops;
   const StackArguments& args;
   size_t depth;
-  ScalarType stream_dtype, product_dtype;
+  ScalarType product_dtype;
   const OptionalTensor none = std::nullopt;
   const std::optional<ScalarType> no_dtype = std::nullopt;
 
@@ -36,8 +36,7 @@ struct Stack {
       : ops(ops),
         args(args),
         depth(args.kinds.empty() ? 0 : args.weights.size() / args.kinds.size()),
-        stream_dtype(dtype_of(args.x)),
-        product_dtype(args.autocast_dtype.value_or(stream_dtype)) {
+        product_dtype(args.autocast_dtype.value_or(dtype_of(args.x))) {
     if (depth == 0 || args.weights.size() != depth * args.kinds.size()) {
       fail("weights must hold as many of each kind");
     }
@@ -46,6 +45,9 @@ struct Stack {
       if (!first[kind]) fail("kinds must include ", static_cast<int64_t>(kind));
     }
   }
+
+  /// Returns whether the stream in front of a layer is another tensor than x.
+  bool has_stream(size_t layer) const { return layer > 0 || args.stream_dtype != dtype_of(args.x); }
 
   Weights weights_of(size_t layer) const {
     Weights own;
@@ -91,20 +93,20 @@ std::tuple<Tensor, TensorList> stack_forward(const StackOps& ops, const StackArg
   OptionalTensor stream;  // nothing has been added to x yet
   for (size_t i = 0; i < stack.depth; ++i) {
     const Weights own = stack.weights_of(i);
-    const bool is_first = i == 0;
+    const bool has_stream = stack.has_stream(i);
     auto [normed, total] =
         ops.norm.forward(hidden, stream, *own[kNorm], args.eps, stack.product_dtype,
-                         is_first ? stack.no_dtype : stack.stream_dtype);
-    stream = is_first ? args.x : total;
+                         has_stream ? std::optional(args.stream_dtype) : std::nullopt);
+    stream = has_stream ? total : args.x;
     auto [out, of_layer] = layer_forward(ops.layer, stack.mixer_arguments(normed, own), saves);
     hidden = out;
     if (!saves) continue;
     KeptOfLayer kept{*stream, normed, std::move(of_layer)};
-    for (const Tensor* it : kept.members(is_first, args.bidirectional)) all_kept.push_back(*it);
+    for (const Tensor* it : kept.members(has_stream, args.bidirectional)) all_kept.push_back(*it);
   }
   const auto [out, total] =
-      ops.norm.forward(hidden, stream, args.norm_f, args.eps, stack.stream_dtype,
-                       saves ? std::optional(stack.stream_dtype) : std::nullopt);
+      ops.norm.forward(hidden, stream, args.norm_f, args.eps, args.out_dtype,
+                       saves ? std::optional(args.stream_dtype) : std::nullopt);
   if (saves) all_kept.push_back(total);
   return {out, all_kept};
 }
@@ -118,7 +120,7 @@ std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
   auto next = kept.begin();
   for (size_t i = 0; i < stack.depth; ++i) {
     of_layers[i].stream = args.x;
-    for (Tensor* it : of_layers[i].members(i == 0, args.bidirectional)) {
+    for (Tensor* it : of_layers[i].members(stack.has_stream(i), args.bidirectional)) {
       if (next == kept.end()) fail("kept must hold the tensors of all layers");
       *it = *next++;
     }
@@ -128,9 +130,9 @@ std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
   TensorList dweights(args.weights.size());
   // The gradients of a layer's output and of the stream behind it are the same values, in the
   // dtypes of both.
-  const bool is_shared = stack.product_dtype == stack.stream_dtype;
+  const bool is_shared = stack.product_dtype == args.stream_dtype;
   const std::optional<ScalarType> dtype_of_dstream =
-      is_shared ? std::nullopt : std::optional(stack.stream_dtype);
+      is_shared ? std::nullopt : std::optional(args.stream_dtype);
   auto [dhidden, dstream, dnorm_f] =
       ops.norm.backward(dout, std::nullopt, *next, args.norm_f, args.eps, stack.product_dtype,
                         dtype_of_dstream, true);
@@ -145,7 +147,7 @@ std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
       hidden_dtype = stack.product_dtype;
       own_dtype = dtype_of_dstream;
     } else if (needs_dx) {
-      hidden_dtype = stack.stream_dtype;
+      hidden_dtype = dtype_of(args.x);
     }
     Tensor dnorm;
     std::tie(dhidden, dstream, dnorm) = ops.norm.backward(

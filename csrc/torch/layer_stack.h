@@ -6,7 +6,7 @@
 //   out = RMSNorm(stream)
 //
 // Small layers wait for the host, and one call of Python and one autograd node for the whole stack
-// cost less than two of each for every layer. The stream has the dtype of x.
+// cost less than two of each for every layer.
 #pragma once
 
 #include <tuple>
@@ -64,6 +64,8 @@ struct StackArguments {
   bool bidirectional;
   const OptionalTensor& cu_seqlens;
   std::optional<ScalarType> autocast_dtype;
+  ScalarType stream_dtype;
+  ScalarType out_dtype;
 };
 
 /// Returns out, and the tensors that the backward pass wants if it is to follow.
@@ -81,20 +83,22 @@ struct LayerStackOps {
   static auto forward(const Tensor& x, const TensorList& weights, const std::vector<int64_t>& kinds,
                       const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
                       bool bidirectional, const OptionalTensor& cu_seqlens,
-                      std::optional<ScalarType> autocast_dtype, bool saves) {
+                      std::optional<ScalarType> autocast_dtype, ScalarType stream_dtype,
+                      ScalarType out_dtype, bool saves) {
     return stack_forward(kOps,
                          {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
-                          cu_seqlens, autocast_dtype},
+                          cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
                          saves);
   }
   static auto backward(const Tensor& dout, const TensorList& kept, const Tensor& x,
                        const TensorList& weights, const std::vector<int64_t>& kinds,
                        const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
                        bool bidirectional, const OptionalTensor& cu_seqlens,
-                       std::optional<ScalarType> autocast_dtype, bool needs_dx) {
+                       std::optional<ScalarType> autocast_dtype, ScalarType stream_dtype,
+                       ScalarType out_dtype, bool needs_dx) {
     return stack_backward(kOps,
                           {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
-                           cu_seqlens, autocast_dtype},
+                           cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
                           dout, kept, needs_dx);
   }
 };
@@ -105,7 +109,7 @@ void define_layer_stack(auto& library) {
   const std::string of_stack =
       "Tensor x, Tensor[] weights, int[] kinds, Tensor norm_f, float eps, bool delta_softplus, "
       "str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
-      "ScalarType? autocast_dtype, ";
+      "ScalarType? autocast_dtype, ScalarType stream_dtype, ScalarType out_dtype, ";
   library.def(
       ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor[] kept)").c_str());
   library.def(("layer_stack_bwd(Tensor dout, Tensor[] kept, " + of_stack +

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._discretization import at_least_single
+from .._layer_stack import run_stack
 from .._module_arguments import check_choice, check_count, refuse
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
@@ -231,6 +233,10 @@ class MixerModel(nn.Module):
             if out is not None:
                 return out
         hidden, residual = self.embedding(input_ids), None
+        if inference_params is None and self.fused_add_norm:
+            out = self._run_in_one(hidden, **mixer_kwargs)
+            if out is not None:
+                return out
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, inference_params, **mixer_kwargs)
         hidden, _ = add_norm(
@@ -253,16 +259,40 @@ class MixerModel(nn.Module):
             or needs_gradient(self, input_ids)
         ):
             return None
-        blocks = self.layers._modules.values()
-        mixers = [block._modules.get("mixer") for block in blocks]
-        if {*map(type, mixers)} != {Mamba}:
+        if (mixers := self._mixers_alone()) is None:
             return None
         states = [params.key_value_memory_dict.get(mixer.layer_idx) for mixer in mixers]
-        if None in states or not all(map(_is_mixer_and_norm, blocks, mixers)):
+        if None in states:
             return None
-        stack = Stack(blocks, self.norm_f, Block, RMSNorm)
+        stack = Stack(self.layers._modules.values(), self.norm_f, Block, RMSNorm)
         hidden = self.embedding(input_ids)
         return steps_in_one(mixers, hidden, states, stack, head, owner=params)
+
+    def _run_in_one(
+        self, hidden: Tensor, cu_seqlens: object = None, **others: Any
+    ) -> Tensor | None:
+        """Runs all blocks and the last norm as a single operator; None if it does not support the
+        call."""
+        if others or (mixers := self._mixers_alone()) is None:
+            return None
+        stack = Stack(
+            self.layers._modules.values(),
+            self.norm_f,
+            Block,
+            RMSNorm,
+            options={"fused_add_norm": True, "residual_in_fp32": self.residual_in_fp32},
+        )
+        dtype = hidden.dtype
+        stream_dtype = at_least_single(dtype) if self.residual_in_fp32 else dtype
+        return run_stack(self, mixers, hidden, stack, cu_seqlens, stream_dtype, out_is_wide=False)
+
+    def _mixers_alone(self) -> list[Mamba] | None:
+        """Returns the mixers; None if anything but them, their norms and their weights determines
+        what the blocks compute."""
+        blocks = self.layers._modules.values()
+        mixers = [block._modules.get("mixer") for block in blocks]
+        is_plain = {*map(type, mixers)} == {Mamba} and all(map(_is_mixer_and_norm, blocks, mixers))
+        return mixers if is_plain else None
 
     def allocate_inference_cache(
         self, batch_size: int, max_seqlen: int, dtype: torch.dtype | None = None, **kwargs: Any
