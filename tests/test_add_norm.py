@@ -348,7 +348,7 @@ def test_hooks_for_all_modules_see_the_norms(device, monkeypatch):
     assert seen.count(nn.RMSNorm) == 2
 
 
-def test_published_models_use_it(device, monkeypatch):
+def test_published_models_use_it(device, layer_by_layer, monkeypatch):
     options = {"ssm_cfg": {"d_state": 4}, "rms_norm": True, "residual_in_fp32": True}
     tokens = torch.randint(50, (2, 40), device=device)
     model = MixerModel(24, 2, vocab_size=50, **options, fused_add_norm=True, device=device)

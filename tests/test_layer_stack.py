@@ -14,6 +14,7 @@ from layers import copies_of, loss_of
 from opchecks import Ops
 from selective_scan import S6, _layer_stack
 from selective_scan._discretization import METHODS
+from selective_scan.compat.mixer_seq_simple import MixerModel
 
 DIM = 16
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -174,6 +175,40 @@ def test_gradients_by_differences(device):
     model = model_of(device, depth=2, d_state=2, dtype=F64)
     x = torch.randn(1, 4, DIM, device=device, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(model, x, fast_mode=True)
+
+
+@pytest.mark.parametrize("residual_in_fp32", [False, True])
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, "autocast"], ids=str)
+def test_published_models(residual_in_fp32, dtype, device, stacks):
+    options = {"rms_norm": True, "fused_add_norm": True, "residual_in_fp32": residual_in_fp32}
+    model = MixerModel(DIM, 3, vocab_size=50, ssm_cfg={"d_state": 5}, **options, device=device)
+    tokens = torch.randint(50, (2, 37), device=device)
+    autocast = BF16 if dtype == "autocast" else None
+    model.to(F32 if autocast else dtype)
+    check(model, tokens, stacks, autocast=autocast)
+    packed = {"cu_seqlens": torch.tensor([0, 5, 37], device=device)}
+    stacks.clear()
+    check(model, tokens[:1], stacks, autocast=autocast, **packed)
+
+
+@pytest.mark.parametrize("change", ["residual_in_fp32", "fused_add_norm", "use_fast_path", "hook"])
+def test_changes_of_published_models(change, device, stacks):
+    options = {"rms_norm": True, "fused_add_norm": True, "residual_in_fp32": True}
+    model = MixerModel(DIM, 2, vocab_size=50, ssm_cfg={"d_state": 5}, **options, device=device)
+    tokens = torch.randint(50, (2, 11), device=device)
+    model(tokens)
+    block = model.layers[1]
+    if change == "hook":
+        block.mixer.register_forward_hook(lambda _module, _inputs, out: 2 * out)
+    else:
+        setattr(block.mixer if change == "use_fast_path" else block, change, False)
+    torch.testing.assert_close(model(tokens), layer_by_layer(model, tokens))
+    assert len(stacks) == 1
+    for it in (model, *model.layers):
+        it.residual_in_fp32 = False
+    if change == "residual_in_fp32":
+        model(tokens)
+        assert len(stacks) == 2
 
 
 # --- which stacks it runs -------------------------------------------------------------------------
