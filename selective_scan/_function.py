@@ -44,7 +44,9 @@ def make_function(
 
 
 def differentiate(
-    compose: Callable[..., Tensor], tensors: Sequence[Tensor | None], cotangent: Tensor
+    compose: Callable[..., Tensor | tuple[Tensor, ...]],
+    tensors: Sequence[Tensor | None],
+    *cotangents: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Returns the gradient for each of these arguments of a composition of other operations."""
     create_graph = torch.is_grad_enabled()
@@ -54,7 +56,7 @@ def differentiate(
         own = [None if it is None else it.view_as(it) for it in tensors]
         needed = [it for it in own if it is not None and it.requires_grad]
         out = compose(*own)
-        gradients = iter(torch.autograd.grad(out, needed, cotangent, create_graph=create_graph))
+        gradients = iter(torch.autograd.grad(out, needed, cotangents, create_graph=create_graph))
     return tuple(next(gradients) if it is not None and it.requires_grad else None for it in own)
 
 

@@ -1,12 +1,13 @@
-"""A stack of plain layers with their norms as one call of an op, and as one autograd node.
+"""Plain layers of a stack with their norms as one call of an op, and as one autograd node.
 
-On small inputs the GPU waits for the host. The call of one op and one node take less time than
-those of two for each layer, and what was inspected of the modules is inspected once.
+On small inputs the GPU waits for the host. The call of one op and one node for several layers take
+less time than two of each for every layer, and the modules are inspected once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
 # The most elements of a layer's inner rows, batch·seqlen·d_inner. Beyond them kernels take longer
-# than the host, and nodes of their own for each layer hand over the gradients of its weights
-# earlier, free its memory earlier, and let DDP send the gradients meanwhile.
+# than the host, so that nothing is gained.
 MOST_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
+# The most layers of one op. A node hands over the gradients of its weights when its backward pass
+# ends: only then does DDP send them, and is the memory of what was saved freed.
+MOST_LAYERS = 4
 
 # The kinds of a layer's weights in the order of csrc/torch/layer_stack.h, and their places in the
 # arguments of `mamba_layer`.
@@ -68,17 +71,19 @@ class _Known(NamedTuple):
             lists them.
         inspected: their state.
         norm_f: the last norm's weight.
-        weights: the other weights, kind by kind.
+        weights: the other weights of the layers of each op, kind by kind.
         options: the options of all layers.
         d_inner: the width of a layer's inner rows.
+        of_one_dtype: the weights that must have the dtype of the input.
     """
 
     around: tuple[object, ...]
     inspected: Inspected
     norm_f: Tensor
-    weights: list[Tensor]
+    weights: list[list[Tensor]]
     options: _Options
     d_inner: int
+    of_one_dtype: list[Tensor]
 
     def __reduce__(self) -> tuple:
         return type(None), ()  # a copy of the owner, or what is pickled of it, inspects anew
@@ -94,7 +99,7 @@ def run_stack(
     *,
     out_is_wide: bool,
 ) -> Tensor | None:
-    """Runs a stack from its input to its last norm as one call of an op.
+    """Runs a stack from its input to its last norm by ops of several layers each.
 
     Args:
         owner: the module that remembers what was inspected.
@@ -106,7 +111,7 @@ def run_stack(
         out_is_wide: whether the result has the dtype of x also under autocast.
 
     Returns:
-        (batch, seqlen, d_model); None if the op does not compute what the modules do, or if it
+        (batch, seqlen, d_model); None if the ops do not compute what the modules do, or if they
         would not be faster.
     """
     if not (
@@ -124,14 +129,13 @@ def run_stack(
         if known is None:
             return None
         # Tensors that others computed are not kept, since they would keep their graph.
-        if all(type(weight) is nn.Parameter for weight in (known.norm_f, *known.weights)):
+        if all(type(weight) is nn.Parameter for weight in (known.norm_f, *chain(*known.weights))):
             vars(owner)["_known_stack"] = known
     batch, seqlen, _ = x.shape
     autocast_dtype = autocast_dtype_of(x.device)
-    depth = len(layers)
     if (
         not 0 < batch * seqlen * known.d_inner <= MOST_ELEMENTS[x.device.type]
-        or {known.norm_f.dtype, *(it.dtype for it in known.weights[: 2 * depth])} != {x.dtype}
+        or {it.dtype for it in known.of_one_dtype} != {x.dtype}
         or (autocast_dtype is not None and x.dtype != torch.float32)
     ):
         return None
@@ -139,10 +143,15 @@ def run_stack(
     options = known.options._replace(
         autocast_dtype=autocast_dtype, stream_dtype=stream_dtype, out_dtype=out_dtype
     )
-    tensors = (x, cu_seqlens, known.norm_f, *known.weights)
-    if _pytorch.is_gradient_needed(tensors):
-        return _apply(options, *tensors)
-    return _run(options, x, cu_seqlens, known.norm_f, known.weights, saves=False)[0]
+    hidden, stream = x, None
+    for weights in known.weights:
+        norm_f = known.norm_f if weights is known.weights[-1] else None
+        tensors = (hidden, stream, cu_seqlens, norm_f, *weights)
+        if _pytorch.is_gradient_needed(tensors):
+            hidden, stream = _apply(options, *tensors)
+        else:
+            hidden, stream, _ = _run(options, *tensors, saves=False)
+    return hidden
 
 
 def _inspect(
@@ -172,62 +181,76 @@ def _inspect(
     if columns[_KINDS.index("conv1d")][0].shape[-1] > MAX_WIDTH:
         return None
     bidirectional, softplus, method = options.pop()
+    last = norm_f._parameters["weight"]
     return _Known(
         around,
         inspect(layers, stack, ALL_HOOKS),
-        norm_f._parameters["weight"],
-        [weight for kind in kinds for weight in columns[kind]],
+        last,
+        [
+            [weight for kind in kinds for weight in columns[kind][first : first + MOST_LAYERS]]
+            for first in range(0, len(scales), MOST_LAYERS)
+        ],
         _Options(kinds, eps, softplus, method, bidirectional),
         columns[_KINDS.index("A_log")][0].shape[0],
+        [last, *scales, *columns[_KINDS.index("in_proj")]],
     )
 
 
 def _run(
     options: _Options,
     x: Tensor,
+    residual: Tensor | None,
     cu_seqlens: Tensor | None,
-    norm_f: Tensor,
-    weights: list[Tensor],
+    norm_f: Tensor | None,
+    *weights: Tensor,
     saves: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns the output, and the tensors for the backward pass."""
-    given = (x, weights, options.kinds, norm_f, *options.around(cu_seqlens), saves)
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """Returns the output, the stream if other layers follow, and the tensors for the backward
+    pass."""
+    given = (x, residual, weights, options.kinds, norm_f, *options.around(cu_seqlens), saves)
     return _memory.call(_pytorch.shortest_call(ops.layer_stack_fwd.default), given)
 
 
 class _LayerStack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, options, x, cu_seqlens, norm_f, *weights):
-        out, kept = _run(options, x, cu_seqlens, norm_f, weights, saves=True)
-        ctx.save_for_backward(x, cu_seqlens, norm_f, *weights, *kept)
-        ctx.options, ctx.num_inputs = options, 3 + len(weights)
-        return out
+    def forward(ctx, options, *inputs):
+        out, stream, kept = _run(options, *inputs, saves=True)
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.options, ctx.num_inputs = options, len(inputs)
+        return out, stream
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx, dout, dstream):
         saved = ctx.saved_tensors
         inputs, kept = saved[: ctx.num_inputs], saved[ctx.num_inputs :]
-        if _pytorch.needs_composition(dout):
-            return None, *differentiate(_Composition(ctx.options), inputs, dout)
-        x, cu_seqlens, norm_f, *weights = inputs
-        options = ctx.options.around(cu_seqlens)
-        given = (dout, kept, x, weights, ctx.options.kinds, norm_f, *options)
+        x, residual, cu_seqlens, norm_f, *weights = inputs
+        cotangents = (dout,) if dstream is None else (dout, dstream)
+        if _pytorch.needs_composition(*cotangents):
+            return None, *differentiate(_Composition(ctx.options), inputs, *cotangents)
+        of_layers = (x, residual, weights, ctx.options.kinds, norm_f)
+        given = (dout, dstream, kept, *of_layers, *ctx.options.around(cu_seqlens))
+        needs_dx = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         op = _pytorch.shortest_call(ops.layer_stack_bwd.default)
-        dx, dweights, dnorm_f = _memory.call(op, (*given, ctx.needs_input_grad[1]))
-        return None, dx, None, dnorm_f, *dweights
+        dx, dresidual, dweights, dnorm_f = _memory.call(op, (*given, needs_dx))
+        return None, dx, dresidual, None, dnorm_f, *dweights
 
 
 _apply = _pytorch.apply_outside_transforms(_LayerStack)
 
 
 class _Composition(NamedTuple):
-    """The stack as a norm and a mixer after another, with an autograd node each."""
+    """The op as a norm and a mixer after another, with an autograd node each."""
 
     options: _Options
 
     def __call__(
-        self, x: Tensor, cu_seqlens: Tensor | None, norm_f: Tensor, *weights: Tensor
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        cu_seqlens: Tensor | None,
+        norm_f: Tensor | None,
+        *weights: Tensor,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         kinds, eps, softplus, method, bidirectional, autocast_dtype, *dtypes = self.options
         stream_dtype, out_dtype = dtypes
         depth = len(weights) // len(kinds)
@@ -236,10 +259,12 @@ class _Composition(NamedTuple):
             columns[kind] = weights[i * depth : (i + 1) * depth]
         options = LayerOptions(softplus, method, bidirectional, cu_seqlens)
         in_products = (eps, autocast_dtype or x.dtype, stream_dtype)
-        hidden, stream = x, None
+        hidden, stream = x, residual
         with torch.autocast(x.device.type, autocast_dtype, autocast_dtype is not None):
             for place, scale in enumerate(columns[0]):
                 normed, stream = add_rms_norm(hidden, stream, scale, *in_products)
                 own = tuple(columns[kind][place] for kind in _OF_MAMBA_LAYER)
                 hidden = mamba_layer(normed, own, options, None)
+            if norm_f is None:
+                return hidden, stream
             return add_rms_norm(hidden, stream, norm_f, eps, out_dtype, None)[0]

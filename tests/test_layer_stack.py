@@ -22,12 +22,13 @@ F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat
 
 @pytest.fixture
 def stacks(monkeypatch) -> list[int]:
-    """Returns the numbers of weights of all stacks that run as one op."""
+    """Returns the number of weights of the first op of each stack that runs so."""
     run, ran = _layer_stack._run, []
 
-    def spy(options, x, cu_seqlens, norm_f, weights, saves):
-        ran.append(len(weights))
-        return run(options, x, cu_seqlens, norm_f, weights, saves)
+    def spy(options, x, residual, cu_seqlens, norm_f, *weights, saves):
+        if residual is None:
+            ran.append(len(weights))
+        return run(options, x, residual, cu_seqlens, norm_f, *weights, saves=saves)
 
     monkeypatch.setattr(_layer_stack, "_run", spy)
     return ran
@@ -39,6 +40,11 @@ def model_of(device: str = "cpu", **options: object) -> S6:
         if "norm" in name:
             nn.init.uniform_(parameter, 0.8, 1.2)
     return model.to(device)
+
+
+def language_model(residual_in_fp32: bool, device: str) -> MixerModel:
+    options = {"rms_norm": True, "fused_add_norm": True, "residual_in_fp32": residual_in_fp32}
+    return MixerModel(DIM, 3, vocab_size=50, ssm_cfg={"d_state": 5}, **options, device=device)
 
 
 def layer_by_layer(call, *arguments):
@@ -68,6 +74,8 @@ def check(model: S6, x: torch.Tensor, stacks: list[int], **options: object) -> N
     [
         {},
         {"depth": 1},
+        {"depth": 6},
+        {"depth": 9, "bidirectional": True},
         {"bidirectional": True},
         {"bias": True, "conv_bias": False, "d_conv": 2},
         {"dt_proj_bias": False, "dt_rank": 3, "dt_min": 1e-3, "dt_max": 0.1},
@@ -83,6 +91,25 @@ def test_it_has_the_bits_of_layer_after_layer(options, dtype, device, stacks):
     if dtype == "autocast":
         return check(model, x.requires_grad_(), stacks, autocast=BF16)
     check(model.to(dtype), x.to(dtype).requires_grad_(), stacks)
+
+
+@pytest.mark.parametrize("autocast", [None, BF16], ids=str)
+@pytest.mark.parametrize("most", [1, 2])
+def test_ops_of_few_layers(most, autocast, device, stacks, monkeypatch):
+    monkeypatch.setattr(_layer_stack, "MOST_LAYERS", most)
+    x = torch.randn(2, 21, DIM, device=device)
+    check(model_of(device), x, stacks, autocast=autocast)
+    stacks.clear()
+    model = model_of(device, bidirectional=True)
+    model.layers[0].requires_grad_(False)
+    check(model, x, stacks, autocast=autocast)
+    stacks.clear()
+    check(model, x.requires_grad_(), stacks, autocast=autocast)
+    stacks.clear()
+    for residual_in_fp32 in (False, True):
+        model = language_model(residual_in_fp32, device)
+        check(model, torch.randint(50, (2, 21), device=device), stacks, autocast=autocast)
+        stacks.clear()
 
 
 @pytest.mark.parametrize("autocast", [None, BF16, HALF], ids=str)
@@ -137,7 +164,9 @@ def test_it_keeps_what_layers_keep(device):
     assert kept(model, x) <= layer_by_layer(kept, model, x)
 
 
-def test_the_gradient_of_a_gradient_is_refused_as_by_layers(device):
+@pytest.mark.parametrize("most", [2, 4])
+def test_the_gradient_of_a_gradient_is_refused_as_by_layers(most, device, monkeypatch):
+    monkeypatch.setattr(_layer_stack, "MOST_LAYERS", most)
     model = model_of(device, dtype=F64)
     x = torch.randn(2, 9, DIM, device=device, dtype=F64, requires_grad=True)
 
@@ -149,7 +178,9 @@ def test_the_gradient_of_a_gradient_is_refused_as_by_layers(device):
         torch.autograd.grad(gradient().sum(), x)
 
 
-def test_several_cotangents_at_once(device):
+@pytest.mark.parametrize("most", [2, 4])
+def test_several_cotangents_at_once(most, device, monkeypatch):
+    monkeypatch.setattr(_layer_stack, "MOST_LAYERS", most)
     model = model_of(device, dtype=F64)
     x = torch.randn(2, 9, DIM, device=device, dtype=F64, requires_grad=True)
     cotangents = torch.randn(4, 2, 9, DIM, device=device, dtype=F64)
@@ -172,7 +203,7 @@ def test_under_autocast_several_cotangents_have_its_dtype(device):
 
 
 def test_gradients_by_differences(device):
-    model = model_of(device, depth=2, d_state=2, dtype=F64)
+    model = model_of(device, depth=5, d_state=2, dtype=F64)
     x = torch.randn(1, 4, DIM, device=device, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(model, x, fast_mode=True)
 
@@ -180,8 +211,7 @@ def test_gradients_by_differences(device):
 @pytest.mark.parametrize("residual_in_fp32", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, "autocast"], ids=str)
 def test_published_models(residual_in_fp32, dtype, device, stacks):
-    options = {"rms_norm": True, "fused_add_norm": True, "residual_in_fp32": residual_in_fp32}
-    model = MixerModel(DIM, 3, vocab_size=50, ssm_cfg={"d_state": 5}, **options, device=device)
+    model = language_model(residual_in_fp32, device)
     tokens = torch.randint(50, (2, 37), device=device)
     autocast = BF16 if dtype == "autocast" else None
     model.to(F32 if autocast else dtype)
@@ -193,8 +223,7 @@ def test_published_models(residual_in_fp32, dtype, device, stacks):
 
 @pytest.mark.parametrize("change", ["residual_in_fp32", "fused_add_norm", "use_fast_path", "hook"])
 def test_changes_of_published_models(change, device, stacks):
-    options = {"rms_norm": True, "fused_add_norm": True, "residual_in_fp32": True}
-    model = MixerModel(DIM, 2, vocab_size=50, ssm_cfg={"d_state": 5}, **options, device=device)
+    model = language_model(True, device)
     tokens = torch.randint(50, (2, 11), device=device)
     model(tokens)
     block = model.layers[1]

@@ -47,7 +47,9 @@ struct Stack {
   }
 
   /// Returns whether the stream in front of a layer is another tensor than x.
-  bool has_stream(size_t layer) const { return layer > 0 || args.stream_dtype != dtype_of(args.x); }
+  bool has_stream(size_t layer) const {
+    return layer > 0 || args.residual || args.stream_dtype != dtype_of(args.x);
+  }
 
   Weights weights_of(size_t layer) const {
     Weights own;
@@ -85,12 +87,12 @@ struct Stack {
 
 }  // namespace
 
-std::tuple<Tensor, TensorList> stack_forward(const StackOps& ops, const StackArguments& args,
-                                             bool saves) {
+std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
+                                                     const StackArguments& args, bool saves) {
   const Stack stack(ops, args);
   TensorList all_kept;
   Tensor hidden = args.x;
-  OptionalTensor stream;  // nothing has been added to x yet
+  OptionalTensor stream = args.residual;
   for (size_t i = 0; i < stack.depth; ++i) {
     const Weights own = stack.weights_of(i);
     const bool has_stream = stack.has_stream(i);
@@ -104,17 +106,17 @@ std::tuple<Tensor, TensorList> stack_forward(const StackOps& ops, const StackArg
     KeptOfLayer kept{*stream, normed, std::move(of_layer)};
     for (const Tensor* it : kept.members(has_stream, args.bidirectional)) all_kept.push_back(*it);
   }
+  if (!args.norm_f) return {hidden, *stream, all_kept};
   const auto [out, total] =
-      ops.norm.forward(hidden, stream, args.norm_f, args.eps, args.out_dtype,
+      ops.norm.forward(hidden, stream, *args.norm_f, args.eps, args.out_dtype,
                        saves ? std::optional(args.stream_dtype) : std::nullopt);
   if (saves) all_kept.push_back(total);
-  return {out, all_kept};
+  return {out, Tensor(), all_kept};
 }
 
-std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
-                                                      const StackArguments& args,
-                                                      const Tensor& dout, const TensorList& kept,
-                                                      bool needs_dx) {
+std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
+    const StackOps& ops, const StackArguments& args, const Tensor& dout,
+    const OptionalTensor& dstream, const TensorList& kept, bool needs_dx) {
   const Stack stack(ops, args);
   std::vector<KeptOfLayer> of_layers(stack.depth);
   auto next = kept.begin();
@@ -125,33 +127,41 @@ std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
       *it = *next++;
     }
   }
-  if (next + 1 != kept.end()) fail("kept must hold the tensors of all layers");
+  if (kept.end() - next != (args.norm_f ? 1 : 0)) fail("kept must hold the tensors of all layers");
 
   TensorList dweights(args.weights.size());
-  // The gradients of a layer's output and of the stream behind it are the same values, in the
-  // dtypes of both.
-  const bool is_shared = stack.product_dtype == args.stream_dtype;
-  const std::optional<ScalarType> dtype_of_dstream =
-      is_shared ? std::nullopt : std::optional(args.stream_dtype);
-  auto [dhidden, dstream, dnorm_f] =
-      ops.norm.backward(dout, std::nullopt, *next, args.norm_f, args.eps, stack.product_dtype,
-                        dtype_of_dstream, true);
+  Tensor dhidden = dout, dnorm_f;
+  OptionalTensor dtotal = dstream;
+  // A norm's backward pass returns the gradient of its sum in the dtype of what was added, and in
+  // that of the stream if this is another one.
+  const auto through_norm = [&](const Tensor& dnormed, const Tensor& total, const Tensor& weight,
+                                std::optional<ScalarType> dtype, ScalarType stream_dtype) {
+    const bool is_shared = !dtype || *dtype == stream_dtype;
+    const auto [of_hidden, of_stream, of_weight] =
+        ops.norm.backward(dnormed, dtotal, total, weight, args.eps, dtype,
+                          is_shared ? stack.no_dtype : stream_dtype, true);
+    dhidden = of_hidden;
+    dtotal = if_defined(is_shared ? of_hidden : of_stream);
+    return of_weight;
+  };
+  if (args.norm_f) {
+    dnorm_f = through_norm(dout, *next, *args.norm_f, stack.product_dtype, args.stream_dtype);
+  }
   for (size_t i = stack.depth; i-- > 0;) {
-    if (is_shared) dstream = dhidden;
     const Weights own = stack.weights_of(i);
     KeptOfLayer& of_layer = of_layers[i];
     LayerGradients made = layer_backward(ops.layer, stack.mixer_arguments(of_layer.normed, own),
                                          dhidden, std::move(of_layer.layer), stack.product_dtype);
-    std::optional<ScalarType> hidden_dtype, own_dtype;
-    if (i > 0) {
-      hidden_dtype = stack.product_dtype;
-      own_dtype = dtype_of_dstream;
-    } else if (needs_dx) {
-      hidden_dtype = dtype_of(args.x);
-    }
     Tensor dnorm;
-    std::tie(dhidden, dstream, dnorm) = ops.norm.backward(
-        made.dxz, dstream, of_layer.stream, *own[kNorm], args.eps, hidden_dtype, own_dtype, true);
+    if (i > 0) {
+      dnorm = through_norm(made.dxz, of_layer.stream, *own[kNorm], stack.product_dtype,
+                           args.stream_dtype);
+    } else {
+      const ScalarType dtype = dtype_of(args.x);
+      dnorm = through_norm(made.dxz, of_layer.stream, *own[kNorm],
+                           needs_dx ? std::optional(dtype) : std::nullopt,
+                           args.residual ? dtype_of(*args.residual) : dtype);
+    }
     const std::array<Tensor*, kWeightKinds> gradients = {&dnorm,
                                                          &made.din_proj_weight,
                                                          &made.din_proj_bias,
@@ -168,7 +178,7 @@ std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
       dweights[place * stack.depth + i] = std::move(*gradients[args.kinds[place]]);
     }
   }
-  return {dhidden, dweights, dnorm_f};
+  return {dhidden, args.residual ? dtotal.value_or(Tensor()) : Tensor(), dweights, dnorm_f};
 }
 
 }  // namespace selective_scan::op

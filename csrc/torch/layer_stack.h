@@ -1,11 +1,12 @@
-// A stack of Mamba layers with their norms and the residual stream as one call, forward and
+// Consecutive Mamba layers with their norms and the residual stream as one call, forward and
 // backward:
 //
-//   stream = x
-//   stream += layer(RMSNorm(stream))   for each layer
-//   out = RMSNorm(stream)
+//   for each layer:
+//     stream += hidden
+//     hidden = layer(RMSNorm(stream))
+//   out = RMSNorm(stream + hidden)   if these layers are the last ones
 //
-// Small layers wait for the host, and one call of Python and one autograd node for the whole stack
+// Small layers wait for the host, and one call of Python and one autograd node for several layers
 // cost less than two of each for every layer.
 #pragma once
 
@@ -52,12 +53,15 @@ enum WeightKind : int64_t {
   kWeightKinds
 };
 
-/// `weights` holds those of the first kind in `kinds` for all layers, then those of the next kind.
+/// x is what enters the first layer's sum with the residual, the stream so far, which the first
+/// layers of a model lack; only its last layers have norm_f. `weights` holds those of the first
+/// kind in `kinds` for all layers, then those of the next kind.
 struct StackArguments {
   const Tensor& x;
+  const OptionalTensor& residual;
   const TensorList& weights;
   const std::vector<int64_t>& kinds;
-  const Tensor& norm_f;
+  const OptionalTensor& norm_f;
   double eps;
   bool delta_softplus;
   const Text& discretization_method;
@@ -68,38 +72,39 @@ struct StackArguments {
   ScalarType out_dtype;
 };
 
-/// Returns out, and the tensors that the backward pass wants if it is to follow.
-std::tuple<Tensor, TensorList> stack_forward(const StackOps& ops, const StackArguments& args,
-                                             bool saves);
-/// Returns the gradients of x, if `needs_dx`, of the weights, and of norm_f.
-std::tuple<Tensor, TensorList, Tensor> stack_backward(const StackOps& ops,
-                                                      const StackArguments& args,
-                                                      const Tensor& dout, const TensorList& kept,
-                                                      bool needs_dx);
+/// Returns out, or without norm_f what the next layer adds to the stream; without norm_f the
+/// stream; and the tensors that the backward pass wants if it is to follow.
+std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
+                                                     const StackArguments& args, bool saves);
+/// Returns the gradients of x, of the residual, of the weights, and of norm_f, those of x and the
+/// residual only if `needs_dx`.
+std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
+    const StackOps& ops, const StackArguments& args, const Tensor& dout,
+    const OptionalTensor& dstream, const TensorList& kept, bool needs_dx);
 
 /// Adapts the functions above to the ops of one backend.
 template <const StackOps& kOps>
 struct LayerStackOps {
-  static auto forward(const Tensor& x, const TensorList& weights, const std::vector<int64_t>& kinds,
-                      const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
-                      bool bidirectional, const OptionalTensor& cu_seqlens,
-                      std::optional<ScalarType> autocast_dtype, ScalarType stream_dtype,
-                      ScalarType out_dtype, bool saves) {
+  static auto forward(const Tensor& x, const OptionalTensor& residual, const TensorList& weights,
+                      const std::vector<int64_t>& kinds, const OptionalTensor& norm_f, double eps,
+                      bool delta_softplus, const Text& method, bool bidirectional,
+                      const OptionalTensor& cu_seqlens, std::optional<ScalarType> autocast_dtype,
+                      ScalarType stream_dtype, ScalarType out_dtype, bool saves) {
     return stack_forward(kOps,
-                         {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
-                          cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
+                         {x, residual, weights, kinds, norm_f, eps, delta_softplus, method,
+                          bidirectional, cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
                          saves);
   }
-  static auto backward(const Tensor& dout, const TensorList& kept, const Tensor& x,
-                       const TensorList& weights, const std::vector<int64_t>& kinds,
-                       const Tensor& norm_f, double eps, bool delta_softplus, const Text& method,
-                       bool bidirectional, const OptionalTensor& cu_seqlens,
-                       std::optional<ScalarType> autocast_dtype, ScalarType stream_dtype,
-                       ScalarType out_dtype, bool needs_dx) {
+  static auto backward(const Tensor& dout, const OptionalTensor& dstream, const TensorList& kept,
+                       const Tensor& x, const OptionalTensor& residual, const TensorList& weights,
+                       const std::vector<int64_t>& kinds, const OptionalTensor& norm_f, double eps,
+                       bool delta_softplus, const Text& method, bool bidirectional,
+                       const OptionalTensor& cu_seqlens, std::optional<ScalarType> autocast_dtype,
+                       ScalarType stream_dtype, ScalarType out_dtype, bool needs_dx) {
     return stack_backward(kOps,
-                          {x, weights, kinds, norm_f, eps, delta_softplus, method, bidirectional,
-                           cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
-                          dout, kept, needs_dx);
+                          {x, residual, weights, kinds, norm_f, eps, delta_softplus, method,
+                           bidirectional, cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
+                          dout, dstream, kept, needs_dx);
   }
 };
 
@@ -107,13 +112,15 @@ struct LayerStackOps {
 void define_layer_stack(auto& library) {
   // Only Python calls these ops, and never under tracing.
   const std::string of_stack =
-      "Tensor x, Tensor[] weights, int[] kinds, Tensor norm_f, float eps, bool delta_softplus, "
+      "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, bool "
+      "delta_softplus, "
       "str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
       "ScalarType? autocast_dtype, ScalarType stream_dtype, ScalarType out_dtype, ";
   library.def(
-      ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor[] kept)").c_str());
-  library.def(("layer_stack_bwd(Tensor dout, Tensor[] kept, " + of_stack +
-               "bool needs_dx) -> (Tensor dx, Tensor[] dweights, Tensor dnorm_f)")
+      ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor stream, Tensor[] kept)")
+          .c_str());
+  library.def(("layer_stack_bwd(Tensor dout, Tensor? dstream, Tensor[] kept, " + of_stack +
+               "bool needs_dx) -> (Tensor dx, Tensor dresidual, Tensor[] dweights, Tensor dnorm_f)")
                   .c_str());
 }
 
