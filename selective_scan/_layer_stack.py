@@ -26,6 +26,9 @@ from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
+# The most elements of a layer's inner rows, batch·seqlen·d_inner. Beyond them kernels take longer
+# than the host, so that nothing is gained, and nodes of single layers free memory earlier.
+MOST_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 # The most layers of one op. A node hands over the gradients of its weights when its backward pass
 # ends: only then does DDP send them, and is the memory of what was saved freed.
 MOST_LAYERS = 4
@@ -70,6 +73,7 @@ class _Known(NamedTuple):
         norm_f: the last norm's weight.
         weights: the other weights of the layers of each op, kind by kind.
         options: the options of all layers.
+        d_inner: the width of a layer's inner rows.
         of_one_dtype: the weights that must have the dtype of the input.
     """
 
@@ -78,6 +82,7 @@ class _Known(NamedTuple):
     norm_f: Tensor
     weights: list[list[Tensor]]
     options: _Options
+    d_inner: int
     of_one_dtype: list[Tensor]
 
     def __reduce__(self) -> tuple:
@@ -106,13 +111,13 @@ def run_stack(
         out_is_wide: whether the result has the dtype of x also under autocast.
 
     Returns:
-        (batch, seqlen, d_model); None if the ops do not compute what the modules do.
+        (batch, seqlen, d_model); None if the ops do not compute what the modules do, or if they
+        would not be faster.
     """
     if not (
         layers
         and is_one_node(x, None, stack.norm_f._parameters.get("weight"))
         and x.dim() == 3
-        and x.numel() > 0
         and (cu_seqlens is None or (type(cu_seqlens) is Tensor and x.shape[0] == 1))
         and not _pytorch.may_have_process_wide_hooks()
     ):
@@ -126,9 +131,12 @@ def run_stack(
         # Tensors that others computed are not kept, since they would keep their graph.
         if all(type(weight) is nn.Parameter for weight in (known.norm_f, *chain(*known.weights))):
             vars(owner)["_known_stack"] = known
+    batch, seqlen, _ = x.shape
     autocast_dtype = autocast_dtype_of(x.device)
-    if {it.dtype for it in known.of_one_dtype} != {x.dtype} or (
-        autocast_dtype is not None and x.dtype != torch.float32
+    if (
+        not 0 < batch * seqlen * known.d_inner <= MOST_ELEMENTS[x.device.type]
+        or {it.dtype for it in known.of_one_dtype} != {x.dtype}
+        or (autocast_dtype is not None and x.dtype != torch.float32)
     ):
         return None
     out_dtype = x.dtype if out_is_wide else autocast_dtype or x.dtype
@@ -183,6 +191,7 @@ def _inspect(
             for first in range(0, len(scales), MOST_LAYERS)
         ],
         _Options(kinds, eps, softplus, method, bidirectional),
+        columns[_KINDS.index("A_log")][0].shape[0],
         [last, *scales, *columns[_KINDS.index("in_proj")]],
     )
 

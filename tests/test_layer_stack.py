@@ -48,8 +48,9 @@ def language_model(residual_in_fp32: bool, device: str) -> MixerModel:
 
 
 def layer_by_layer(call, *arguments):
+    """Calls with stacks that are too large for the op."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_layer_stack, "is_one_node", lambda *_: False)
+        patch.setattr(_layer_stack, "MOST_ELEMENTS", {"cpu": 0, "cuda": 0})
         return call(*arguments)
 
 
@@ -61,11 +62,17 @@ def results(model: S6, x: torch.Tensor, autocast=None, **options: object) -> lis
     return [out.detach(), *torch.autograd.grad(loss_of(out), leaves)]
 
 
-def check(model: S6, x: torch.Tensor, stacks: list[int], **options: object) -> None:
+def check(model: nn.Module, x: torch.Tensor, stacks: list[int], **options: object) -> None:
     actual = results(model, x, **options)
     assert len(stacks) == 1
-    assert_same_bits(actual, layer_by_layer(lambda: results(model, x, **options)))
+    expected = layer_by_layer(lambda: results(model, x, **options))
     assert len(stacks) == 1
+    if isinstance(model, MixerModel) and options.get("autocast") and x.is_cuda:
+        # The first layer's products would return a float32 gradient to their float32 input.
+        assert torch.equal(actual[0], expected[0])
+        torch.testing.assert_close(actual, expected, rtol=2e-2, atol=1e-4)
+    else:
+        assert_same_bits(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +305,15 @@ def test_other_stacks_go_layer_by_layer(kind, device, stacks):
         model.layers.append(nn.Dropout(0.0))
     assert model(x).shape == x.shape
     assert not stacks
+
+
+def test_large_inputs_go_layer_by_layer(device, stacks, monkeypatch):
+    model = model_of(device)
+    monkeypatch.setattr(_layer_stack, "MOST_ELEMENTS", dict.fromkeys(("cpu", "cuda"), 2 * 10 * 32))
+    model(torch.randn(2, 10, DIM, device=device))
+    assert len(stacks) == 1
+    model(torch.randn(1, 21, DIM, device=device))
+    assert len(stacks) == 1
 
 
 def test_whoever_looks_on_sees_layers(device, stacks):
