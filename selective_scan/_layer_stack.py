@@ -96,8 +96,7 @@ def run_stack(
     stack: Stack,
     cu_seqlens: Tensor | None,
     stream_dtype: torch.dtype,
-    *,
-    out_is_wide: bool,
+    out_dtype: torch.dtype | None,
 ) -> Tensor | None:
     """Runs a stack from its input to its last norm by ops of several layers each.
 
@@ -108,7 +107,7 @@ def run_stack(
         stack: the modules around the mixers.
         cu_seqlens: as in :func:`selective_scan_fn`.
         stream_dtype: the dtype of the residual stream.
-        out_is_wide: whether the result has the dtype of x also under autocast.
+        out_dtype: the dtype of the result; None for that of the products, autocast's if there is.
 
     Returns:
         (batch, seqlen, d_model); None if the ops do not compute what the modules do, or if they
@@ -139,9 +138,10 @@ def run_stack(
         or (autocast_dtype is not None and x.dtype != torch.float32)
     ):
         return None
-    out_dtype = x.dtype if out_is_wide else autocast_dtype or x.dtype
     options = known.options._replace(
-        autocast_dtype=autocast_dtype, stream_dtype=stream_dtype, out_dtype=out_dtype
+        autocast_dtype=autocast_dtype,
+        stream_dtype=stream_dtype,
+        out_dtype=out_dtype or autocast_dtype or x.dtype,
     )
     hidden, stream = x, None
     for weights in known.weights:

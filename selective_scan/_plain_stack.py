@@ -178,7 +178,7 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
         or not all(map(has_no_hooks, stack.modules))
         or not all(map(has_no_hooks, norms))
         or any(
-            getattr(module, name) != value
+            getattr(module, name, None) != value
             for module in stack.modules
             for name, value in stack.options.items()
         )

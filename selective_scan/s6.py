@@ -201,7 +201,7 @@ class S6(nn.Module):
                         check_cache(layer, part, x.shape[0], None)
         else:
             refuse_other_cache(cache, "S6Cache")
-            out = run_stack(self, layers, x, stack, cu_seqlens, x.dtype, out_is_wide=True)
+            out = run_stack(self, layers, x, stack, cu_seqlens, x.dtype, x.dtype)
             if out is not None:
                 return _called(head, out)
         norms = self._join_norms(x)

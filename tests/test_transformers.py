@@ -17,6 +17,7 @@ import transformers
 from transformers.models.mamba.modeling_mamba import MambaOutput
 
 import selective_scan.integrations.transformers as integration
+from selective_scan import _layer_stack
 
 transformers.logging.set_verbosity_error()
 KINDS = tuple(integration._MIXERS)
@@ -152,6 +153,77 @@ def test_a_layer_is_one_node(device):
         assert type(mixer(x).grad_fn).__name__ == "mamba_innerBackward"
         masked = mixer(x, attention_mask=torch.ones(2, 9, device=device))
         assert type(masked.grad_fn).__name__ != "mamba_innerBackward"
+
+
+@pytest.fixture
+def stacks(monkeypatch):
+    """Returns the dtypes of all outputs that several layers made as one operator."""
+    run, made = _layer_stack._run, []
+
+    def spy(*arguments, **options):
+        results = run(*arguments, **options)
+        made.append(results[0].dtype)
+        return results
+
+    monkeypatch.setattr(_layer_stack, "_run", spy)
+    return made
+
+
+@pytest.mark.parametrize("residual_in_fp32", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "autocast"], ids=str)
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_several_layers_are_one_operator(has_mask, dtype, residual_in_fp32, device, stacks):
+    inputs = draw(device)
+    if has_mask:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    is_half = dtype != torch.float32
+    options = {"residual_in_fp32": residual_in_fp32, "num_hidden_layers": 3}
+    weights = torch.float32 if dtype == "autocast" else dtype
+    model = make("mamba", device, weights, **options).train()
+    exact = solve(copy.deepcopy(model).double(), inputs)
+    with torch.autocast(device, torch.bfloat16, enabled=dtype == "autocast"):
+        own = model(**inputs).logits.dtype, model.backbone(**inputs).last_hidden_state.dtype
+        with integration.enable():
+            assert (model(**inputs).logits.dtype, model.backbone(**inputs)[0].dtype) == own
+            assert stacks == [own[1]] * 2
+            assert_near(solve(model, inputs), exact, 0.1 if is_half else 2e-5)
+    assert len(stacks) == 3
+
+
+@pytest.mark.parametrize("change", ["padding", "checkpointing", "states", "cache", "tuple", "hook"])
+def test_other_calls_go_layer_by_layer(change, device, stacks):
+    model, inputs, options = make("mamba", device).train(), draw(device), {}
+    if change == "padding":
+        inputs = draw(device, padding=3)
+    elif change == "checkpointing":
+        model.gradient_checkpointing_enable()
+    elif change == "hook":
+        model.backbone.layers[1].mixer.register_forward_hook(lambda *_: None)
+    else:
+        name = {"states": "output_hidden_states", "cache": "use_cache", "tuple": "return_dict"}
+        options[name[change]] = change != "tuple"
+    expected = model.backbone(**inputs, **options)[0]
+    with integration.enable():
+        torch.testing.assert_close(model.backbone(**inputs, **options)[0], expected)
+        assert not stacks
+        by_embeddings = {"inputs_embeds": model.backbone.embeddings(inputs.pop("input_ids"))}
+        actual = model.backbone(**by_embeddings, **inputs, **options)[0]
+    torch.testing.assert_close(actual, expected)
+    assert not stacks
+
+
+def test_embeddings_in_place_of_tokens(device, stacks):
+    model, tokens = make("mamba", device), draw(device)["input_ids"]
+    embeddings = model.backbone.embeddings(tokens)
+    expected = model(inputs_embeds=embeddings, use_cache=False).logits
+    with integration.enable():
+        actual = model(inputs_embeds=embeddings, use_cache=False).logits
+        with pytest.raises(ValueError, match="exactly one of"):
+            model(tokens, inputs_embeds=embeddings, use_cache=False)
+        with pytest.raises(ValueError, match="exactly one of"):
+            model(use_cache=False, attention_mask=torch.ones_like(tokens))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert len(stacks) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

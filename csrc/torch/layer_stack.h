@@ -82,29 +82,19 @@ std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
     const StackOps& ops, const StackArguments& args, const Tensor& dout,
     const OptionalTensor& dstream, const TensorList& kept, bool needs_dx);
 
-/// Adapts the functions above to the ops of one backend.
-template <const StackOps& kOps>
-struct LayerStackOps {
-  static auto forward(const Tensor& x, const OptionalTensor& residual, const TensorList& weights,
-                      const std::vector<int64_t>& kinds, const OptionalTensor& norm_f, double eps,
-                      bool delta_softplus, const Text& method, bool bidirectional,
-                      const OptionalTensor& cu_seqlens, std::optional<ScalarType> autocast_dtype,
-                      ScalarType stream_dtype, ScalarType out_dtype, bool saves) {
-    return stack_forward(kOps,
-                         {x, residual, weights, kinds, norm_f, eps, delta_softplus, method,
-                          bidirectional, cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
-                         saves);
+/// The ops; Of are the types of a stack's arguments.
+template <class Of>
+struct LayerStackOps;
+template <class... Of>
+struct LayerStackOps<TypeList<Of...>> {
+  template <const StackOps& kOps>
+  static auto forward(Of... of_stack, bool saves) {
+    return stack_forward(kOps, {of_stack...}, saves);
   }
+  template <const StackOps& kOps>
   static auto backward(const Tensor& dout, const OptionalTensor& dstream, const TensorList& kept,
-                       const Tensor& x, const OptionalTensor& residual, const TensorList& weights,
-                       const std::vector<int64_t>& kinds, const OptionalTensor& norm_f, double eps,
-                       bool delta_softplus, const Text& method, bool bidirectional,
-                       const OptionalTensor& cu_seqlens, std::optional<ScalarType> autocast_dtype,
-                       ScalarType stream_dtype, ScalarType out_dtype, bool needs_dx) {
-    return stack_backward(kOps,
-                          {x, residual, weights, kinds, norm_f, eps, delta_softplus, method,
-                           bidirectional, cu_seqlens, autocast_dtype, stream_dtype, out_dtype},
-                          dout, dstream, kept, needs_dx);
+                       Of... of_stack, bool needs_dx) {
+    return stack_backward(kOps, {of_stack...}, dout, dstream, kept, needs_dx);
   }
 };
 
@@ -112,9 +102,8 @@ struct LayerStackOps {
 void define_layer_stack(auto& library) {
   // Only Python calls these ops, and never under tracing.
   const std::string of_stack =
-      "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, bool "
-      "delta_softplus, "
-      "str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
+      "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, "
+      "bool delta_softplus, str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
       "ScalarType? autocast_dtype, ScalarType stream_dtype, ScalarType out_dtype, ";
   library.def(
       ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor stream, Tensor[] kept)")
@@ -126,8 +115,12 @@ void define_layer_stack(auto& library) {
 
 template <const StackOps& kOps>
 void implement_layer_stack(auto& library) {
-  library.impl("layer_stack_fwd", TORCH_BOX(&LayerStackOps<kOps>::forward));
-  library.impl("layer_stack_bwd", TORCH_BOX(&LayerStackOps<kOps>::backward));
+  using Ops = LayerStackOps<
+      TypeList<const Tensor&, const OptionalTensor&, const TensorList&, const std::vector<int64_t>&,
+               const OptionalTensor&, double, bool, const Text&, bool, const OptionalTensor&,
+               std::optional<ScalarType>, ScalarType, ScalarType>>;
+  library.impl("layer_stack_fwd", TORCH_BOX(&Ops::template forward<kOps>));
+  library.impl("layer_stack_bwd", TORCH_BOX(&Ops::template backward<kOps>));
 }
 
 }  // namespace selective_scan::op

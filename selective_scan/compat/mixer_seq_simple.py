@@ -284,7 +284,7 @@ class MixerModel(nn.Module):
         )
         dtype = hidden.dtype
         stream_dtype = at_least_single(dtype) if self.residual_in_fp32 else dtype
-        return run_stack(self, mixers, hidden, stack, cu_seqlens, stream_dtype, out_is_wide=False)
+        return run_stack(self, mixers, hidden, stack, cu_seqlens, stream_dtype, None)
 
     def _mixers_alone(self) -> list[Mamba] | None:
         """Returns the mixers; None if anything but them, their norms and their weights determines

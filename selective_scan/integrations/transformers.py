@@ -35,7 +35,7 @@ from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
 from ..mamba_inner import LayerOptions
 from ..selective_state_update import selective_state_update
-from ._transformers_token import ACTIVATIONS, model_forward
+from ._transformers_model import ACTIVATIONS, model_forward
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
 
@@ -294,10 +294,11 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
 
     Results are those of transformers' own functions in PyTorch, up to rounding. This also holds if
     mamba_ssm is installed, whose operator for a whole layer ignores the padding of a mask. Without
-    a mask and a cache, and without adapters or hooks on its projections, a Mamba layer runs as a
-    single operator. For a token with a cache, all layers of a Mamba model run as a single operator,
-    if none of their parts has adapters or hooks. Steps that need a gradient, other activations than
-    SiLU, and packed sequences are left to transformers' functions.
+    a cache and padding, and without adapters or hooks, a Mamba layer runs as a single operator, or
+    several layers of a Mamba model do; whether a mask marks padding is read once in each call, for
+    which the host waits for a GPU. For a token with a cache, all layers of a Mamba model run as a
+    single operator. Steps that need a gradient, other activations than SiLU, and packed sequences
+    are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".

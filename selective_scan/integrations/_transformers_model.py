@@ -1,4 +1,5 @@
-"""A token of transformers' Mamba with a cache: all layers run as a single operator."""
+"""Calls of transformers' Mamba in which several or all layers run as a single operator: those
+without a cache, and a token with one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import _pytorch
 from .._discretization import at_least_single
+from .._layer_stack import run_stack
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
 from .._wider_states import States, steps_in_one
@@ -21,8 +24,8 @@ ACTIVATIONS = ("silu", "swish")
 
 
 def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    """Returns the forward method of the file's MambaModel; it calls `own` unless it is given a
-    single token with a cache."""
+    """Returns the forward method of the file's MambaModel; it calls `own` if several layers cannot
+    run as a single operator."""
     Output = module.MambaOutput
     names = inspect.signature(Output).parameters
     cache_name = "cache" if "cache" in names else "cache_params"  # until transformers 5.24
@@ -48,14 +51,21 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
             "return_dict": return_dict,
         }
         wanted = {n: getattr(self.config, n) if flag is None else flag for n, flag in flags.items()}
+        if self.training and use_cache is None:
+            wanted["use_cache"] = False
         out = None
-        if (
-            inputs_embeds is None
-            and attention_mask is None
-            and not (self.training and use_cache is None)  # such calls return no cache
-            and wanted == {"use_cache": True, "output_hidden_states": False, "return_dict": True}
+        is_whole = cache is None and not wanted["use_cache"]
+        if is_whole and not _marks_padding(
+            attention_mask, input_ids if inputs_embeds is None else inputs_embeds
         ):
-            out = _token(self, module, input_ids, cache)
+            attention_mask = None
+        if attention_mask is None and not wanted["output_hidden_states"] and wanted["return_dict"]:
+            if is_whole and (input_ids is None) != (inputs_embeds is None):
+                if inputs_embeds is None:
+                    input_ids, inputs_embeds = None, self.embeddings(input_ids)
+                out = _sequence(self, module, inputs_embeds)
+            elif wanted["use_cache"] and inputs_embeds is None:
+                out = _token(self, module, input_ids, cache)
         if out is not None:
             return Output(last_hidden_state=out, **{cache_name: cache})
         flags[cache_name] = cache
@@ -78,10 +88,9 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
         or needs_gradient(model, input_ids)
     ):
         return None
-    blocks = model.layers._modules.values()
-    mixers = [block._modules.get("mixer") for block in blocks]
-    if {*map(type, mixers)} != {module.MambaMixer} or not all(map(_is_plain, mixers)):
+    if (mixers := _plain_mixers(model, module)) is None:
         return None
+    blocks = model.layers._modules.values()
     states = _states_of(cache)
     if states is None or len(states) != len(mixers):
         return None
@@ -91,6 +100,49 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
     if out is not None and any(block.residual_in_fp32 for block in blocks):
         return out.to(at_least_single(out.dtype))
     return out
+
+
+def _sequence(model: Any, module: ModuleType, hidden: Tensor) -> Tensor | None:
+    """Returns the model's result for sequences from their first step on, given the embeddings; None
+    if a call of the blocks might do something else."""
+    if (
+        not _pytorch.is_plain_call()
+        or hidden.dtype == torch.float64  # whose residual may be rounded to float32
+        or (mixers := _plain_mixers(model, module)) is None
+    ):
+        return None
+    blocks = model.layers._modules.values()
+    options = {"residual_in_fp32": next(iter(blocks)).residual_in_fp32}
+    if model.training:
+        options["gradient_checkpointing"] = False
+    kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
+    stack = Stack(blocks, model.norm_f, *kinds, options)
+    stream_dtype = torch.float32 if options["residual_in_fp32"] else hidden.dtype
+    return run_stack(model, mixers, hidden, stack, None, stream_dtype, stream_dtype)
+
+
+def _marks_padding(mask: Tensor | None, steps: Tensor | None) -> bool:
+    """Returns whether some of the steps may be padding. The values of a mask are read once for all
+    layers, as transformers reads them for models with attention."""
+    if mask is None:
+        return False
+    if (
+        type(mask) is not Tensor
+        or steps is None
+        or mask.shape != steps.shape[:2]
+        or mask.is_meta
+        or not _pytorch.is_plain_call()
+        or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
+        return True
+    return not bool((mask == 1).all())
+
+
+def _plain_mixers(model: Any, module: ModuleType) -> list[nn.Module] | None:
+    """Returns the blocks' mixers; None if their weights do not fully describe what they compute."""
+    mixers = [block._modules.get("mixer") for block in model.layers._modules.values()]
+    is_plain = {*map(type, mixers)} == {module.MambaMixer} and all(map(_is_plain, mixers))
+    return mixers if is_plain else None
 
 
 def _is_plain(mixer: nn.Module) -> bool:
