@@ -121,7 +121,7 @@ def run_stack(
         and not _pytorch.may_have_process_wide_hooks()
     ):
         return None
-    around = (*layers, stack.norm_f, *stack.modules, *stack.options.values())
+    around = (*layers, stack.norm_f, *stack.modules, *chain(*stack.options))
     known = vars(owner).get("_known_stack")
     if known is None or not (are_the_same(around, known.around) and known.inspected.is_unchanged()):
         known = _inspect(layers, x.shape[2], stack, around)

@@ -6,9 +6,8 @@ a repeated call checks whether they are still the same (_inspected.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -46,7 +45,7 @@ class Stack(NamedTuple):
         kind: the class that the modules must have for the operator to serve them.
         norm_kind: the class that the norms must have.
         eps_name: the name of the norms' attribute eps.
-        options: the values that attributes of the modules must have.
+        options: names of attributes of the modules, and the values that they must have.
     """
 
     modules: Collection[nn.Module]
@@ -54,7 +53,7 @@ class Stack(NamedTuple):
     kind: type[nn.Module]
     norm_kind: type[nn.Module]
     eps_name: str = "eps"
-    options: Mapping[str, object] = MappingProxyType({})
+    options: tuple[tuple[str, object], ...] = ()
 
 
 def step_in_one(
@@ -180,7 +179,7 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
         or any(
             getattr(module, name, None) != value
             for module in stack.modules
-            for name, value in stack.options.items()
+            for name, value in stack.options
         )
     ):
         return None
@@ -202,7 +201,8 @@ def inspect(
     if stack is not None:
         norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
         called += [*norms, *stack.modules]
-        read = dict.fromkeys(stack.modules, (*stack.options,)) | read
+        options = [name for name, _ in stack.options]
+        read = dict.fromkeys(stack.modules, options) | read
         read |= dict.fromkeys(norms, (stack.eps_name,))
     return Inspected(read, called, kinds_of_hooks)
 

@@ -280,7 +280,7 @@ class MixerModel(nn.Module):
             self.norm_f,
             Block,
             RMSNorm,
-            options={"fused_add_norm": True, "residual_in_fp32": self.residual_in_fp32},
+            options=(("fused_add_norm", True), ("residual_in_fp32", self.residual_in_fp32)),
         )
         dtype = hidden.dtype
         stream_dtype = at_least_single(dtype) if self.residual_in_fp32 else dtype

@@ -112,12 +112,13 @@ def _sequence(model: Any, module: ModuleType, hidden: Tensor) -> Tensor | None:
     ):
         return None
     blocks = model.layers._modules.values()
-    options = {"residual_in_fp32": next(iter(blocks)).residual_in_fp32}
+    in_fp32 = next(iter(blocks)).residual_in_fp32
+    options = (("residual_in_fp32", in_fp32),)
     if model.training:
-        options["gradient_checkpointing"] = False
+        options += (("gradient_checkpointing", False),)
     kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
     stack = Stack(blocks, model.norm_f, *kinds, options)
-    stream_dtype = torch.float32 if options["residual_in_fp32"] else hidden.dtype
+    stream_dtype = torch.float32 if in_fp32 else hidden.dtype
     return run_stack(model, mixers, hidden, stack, None, stream_dtype, stream_dtype)
 
 
