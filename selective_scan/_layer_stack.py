@@ -20,7 +20,7 @@ from ._function import differentiate
 from ._inspected import ALL_HOOKS, Inspected, are_the_same
 from ._layer_input import autocast_dtype_of
 from ._ops import ops
-from ._plain_stack import LAYER_OPTIONS, Stack, inspect, norms_of, plain_weights_of
+from ._plain_stack import Stack, inspect, norms_of, options_of, plain_weights_of
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class _Options(NamedTuple):
     stream_dtype: torch.dtype | None = None
     out_dtype: torch.dtype | None = None
 
-    def around(self, cu_seqlens: Tensor | None) -> tuple:
-        """Returns the arguments behind norm_f."""
+    def behind_norm_f(self, cu_seqlens: Tensor | None) -> tuple:
+        """Returns the arguments that the ops take behind norm_f."""
         return (*self[1:5], cu_seqlens, *self[5:])
 
 
@@ -155,17 +155,14 @@ def run_stack(
 
 
 def _inspect(
-    layers: Collection[MambaMixer], d_model: int, stack: Stack, around: tuple[nn.Module, ...]
+    layers: Collection[MambaMixer], d_model: int, stack: Stack, around: tuple[object, ...]
 ) -> _Known | None:
     """Returns None if the weights and one set of options do not fully describe the stack."""
     if (found := norms_of(stack, d_model)) is None:
         return None
     (norm_f, *norms), eps = found
     own = [plain_weights_of(layer) for layer in layers]
-    options = {
-        tuple(getattr(layer, name, default) for name, default in LAYER_OPTIONS.items())
-        for layer in layers
-    }
+    options = {*map(options_of, layers)}
     if None in own or len(options) != 1:
         return None
     scales = [norm._parameters["weight"] for norm in norms]
@@ -207,7 +204,7 @@ def _run(
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Returns the output, the stream if other layers follow, and the tensors for the backward
     pass."""
-    given = (x, residual, weights, options.kinds, norm_f, *options.around(cu_seqlens), saves)
+    given = (x, residual, weights, options.kinds, norm_f, *options.behind_norm_f(cu_seqlens), saves)
     return _memory.call(_pytorch.shortest_call(ops.layer_stack_fwd.default), given)
 
 
@@ -228,7 +225,7 @@ class _LayerStack(torch.autograd.Function):
         if _pytorch.needs_composition(*cotangents):
             return None, *differentiate(_Composition(ctx.options), inputs, *cotangents)
         of_layers = (x, residual, weights, ctx.options.kinds, norm_f)
-        given = (dout, dstream, kept, *of_layers, *ctx.options.around(cu_seqlens))
+        given = (dout, dstream, kept, *of_layers, *ctx.options.behind_norm_f(cu_seqlens))
         needs_dx = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         op = _pytorch.shortest_call(ops.layer_stack_bwd.default)
         dx, dresidual, dweights, dnorm_f = _memory.call(op, (*given, needs_dx))

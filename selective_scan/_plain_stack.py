@@ -333,8 +333,12 @@ def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
         or cache.angles is not None
     ):
         return None
-    options = (getattr(layer, name, default) for name, default in LAYER_OPTIONS.items())
-    return *weights, cache.conv_state, cache.state, *options
+    return *weights, cache.conv_state, cache.state, *options_of(layer)
+
+
+def options_of(layer: MambaMixer) -> tuple:
+    """Returns the values of LAYER_OPTIONS."""
+    return tuple([getattr(layer, name, default) for name, default in LAYER_OPTIONS.items()])
 
 
 def plain_weights_of(layer: MambaMixer) -> tuple | None:

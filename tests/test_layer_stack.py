@@ -375,3 +375,27 @@ def test_weights_that_do_not_fit_are_refused_as_by_layers(device):
     with pytest.raises(RuntimeError) as expected:
         layer_by_layer(model, x)
     assert str(refused.value) == str(expected.value)
+
+
+def test_the_ops_refuse_lists_that_do_not_fit(device, monkeypatch):
+    calls = []
+    call = _layer_stack._memory.call
+    monkeypatch.setattr(
+        _layer_stack._memory, "call", lambda op, given: calls.append((op, given)) or call(op, given)
+    )
+    x = torch.randn(2, 11, DIM, device=device, requires_grad=True)
+    results(model_of(device), x)
+    (forward, given), (backward, given_backward) = calls
+    x, residual, weights, kinds, *others = given
+
+    def refused(pattern, op, *arguments):
+        with pytest.raises(RuntimeError, match=pattern):
+            call(op, arguments)
+
+    refused("as many of each kind", forward, x, residual, weights[1:], kinds, *others)
+    refused("as many of each kind", forward, x, residual, weights, [], *others)
+    depth = len(weights) // len(kinds)
+    refused("kinds must include 0", forward, x, residual, weights[depth:], kinds[1:], *others)
+    dout, dstream, kept, *others = given_backward
+    refused("the tensors of all layers", backward, dout, dstream, kept[1:], *others)
+    refused("the tensors of all layers", backward, dout, dstream, [*kept, x], *others)
