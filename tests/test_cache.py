@@ -275,7 +275,9 @@ def test_compiled(backend, lengths, options, device):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"depth": 2}, pytest.param(BOTH, marks=pytest.mark.slow)], ids=str
+    "options",
+    [{}, *(pytest.param(it, marks=pytest.mark.slow) for it in ({"depth": 2}, BOTH))],
+    ids=str,
 )
 def test_a_compiled_loop_of_any_sizes(options, device):
     model = model_of(device, **{"depth": 1} | options)

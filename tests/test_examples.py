@@ -111,10 +111,8 @@ def test_text_is_learned_and_written(tmp_path):
     assert "bits per byte" in result.stderr  # the progress bar
 
 
-@pytest.mark.parametrize(
-    ("opset", "length"),
-    [("18", "1"), *(pytest.param(it, "7", marks=pytest.mark.slow) for it in ("18", "27"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("opset", "length"), [("18", "1"), ("18", "7"), ("27", "7")])
 def test_onnxruntime_generates_the_tokens_of_pytorch(opset, length, tmp_path):
     pytest.importorskip("onnxruntime", minversion="1.32")
     small = ["--d-model", "16", "--layers", "1", "--vocabulary", "50", "--length", length]
@@ -137,7 +135,11 @@ def test_onnxruntime_generates_one_token_at_least():
 
 
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
-@pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
+@pytest.mark.parametrize(
+    "method",
+    [(), pytest.param(("--trapezoid",), marks=pytest.mark.slow)],
+    ids=["zoh", "trapezoid"],
+)
 def test_parity_is_told_by_states_that_rotate(method, tmp_path):
     picture = tmp_path / "parity.png"
     few = ["--bits", "16", "--steps", "250", "--test-size", "200", "--measure-every", "125"]

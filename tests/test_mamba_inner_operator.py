@@ -238,10 +238,10 @@ def test_gradcheck(complex, bidirectional):
     gradcheck(mamba_inner_fn, tensors, bidirectional=bidirectional)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(backend, device):
     compiled = torch.compile(mamba_inner_fn, fullgraph=True, backend=backend)
-    tensors = tensors_of(EVERYTHING, device)
     for autocast, seqlen in itertools.product((False, True), (70, 33)):
         case = EVERYTHING.with_(seqlen=seqlen)
         tensors = tensors_of(case, device)

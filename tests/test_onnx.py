@@ -162,6 +162,7 @@ def test_projections_and_directions(normal, check):
     check(*joined((scan(reverse), (u, delta, A, B, C)) for B, C, reverse in calls))
 
 
+@pytest.mark.slow
 def test_complex_poles_are_pairs_of_states(normal, tmp_path):
     u, delta, A, *_ = scanned(normal)
     B, C = normal(2, BATCH, DSTATE, 2 * SEQLEN)
@@ -185,6 +186,7 @@ def test_complex_poles_are_pairs_of_states(normal, tmp_path):
     assert_close(program(*given), function("reference", *[t.double() for t in given]))
 
 
+@pytest.mark.slow
 def test_a_length_of_its_own_goes_by_chunks(normal, check):
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
 
@@ -308,6 +310,7 @@ def test_convolution_update(normal, check):
     check(*joined((function, (normal(BATCH, DIM, *steps), *others)) for steps in ((), (3,))))
 
 
+@pytest.mark.slow
 def test_state_update(normal, check):
     def function(backend, state, x, dt, A, B, C, D, z, bias):
         state = state.clone()
@@ -328,6 +331,7 @@ def test_state_update(normal, check):
     check(*joined((function, tensors(*size)) for size in sizes))
 
 
+@pytest.mark.slow
 def test_prefill_of_one_sequence(normal, check):
     total, slots = 11, 3
 

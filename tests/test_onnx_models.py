@@ -33,10 +33,6 @@ def rows(*sizes):
 ROWS = ((2, 9), (3, 1), (1, 40))
 
 
-def _slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def s6(**options):
     return S6(D_MODEL, d_state=4, depth=1, **options)
 
@@ -73,6 +69,7 @@ def test_states_that_rotate(tmp_path):
     check(model, rows(*ROWS), tmp_path / "model.onnx")
 
 
+@pytest.mark.slow
 def test_the_trapezoid(tmp_path):
     model = MambaMixer(D_MODEL, d_state=4, discretization_method="trapezoid")
     check(model, rows(*ROWS), tmp_path / "model.onnx")
@@ -156,7 +153,8 @@ def continued(depth, *sizes):
     return Continued(model), [call(*size) for size in sizes]
 
 
-@pytest.mark.parametrize(("steps", "opset"), [_slow(None, 27), _slow(None, 18), (1, 27)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "opset"), [(None, 27), (None, 18), (1, 27)])
 def test_s6_goes_on_from_its_cache(steps, opset, tmp_path):
     """S6 continues by any number of steps, or by one, which is another operator in PyTorch."""
     of_rows = OF_ROWS if steps is None else OF_STATES

@@ -49,6 +49,7 @@ def test_instantiations_are_written_where_they_changed(setup, tmp_path):
     assert {path.stat().st_mtime_ns for path in others} == {0}
 
 
+@pytest.mark.slow
 def test_tables_of_arguments_are_written_where_they_changed(setup, tmp_path):
     header = setup.argument_tables.write(tmp_path)
     assert all(name in header.read_text() for name in setup.argument_tables.TABLES)

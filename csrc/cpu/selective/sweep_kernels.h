@@ -328,12 +328,12 @@ class MethodSweeps {
         visit.template operator()<Math, kIsShared, kStates>(n);
       });
     };
-    if (!sweep.is_bounded) {
-      visit_all.template operator()<VectorMath, false>();
-    } else if (is_shared) {
+    // Lanes that share nothing are rare, and do without a sweep of their own for bounded steps,
+    // which has the same bits.
+    if (sweep.is_bounded && is_shared) {
       visit_all.template operator()<VectorMathOf<kIsBounded>, true>();
     } else {
-      visit_all.template operator()<VectorMathOf<kIsBounded>, false>();
+      visit_all.template operator()<VectorMath, false>();
     }
   }
 
