@@ -6,16 +6,17 @@ less time than two of each for every layer, and the modules are inspected once.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from . import _memory, _pytorch
 from ._add_norm import add_rms_norm, is_one_node
-from ._checks import MAX_WIDTH
+from ._checks import MAX_WIDTH, REAL
 from ._function import differentiate
 from ._inspected import ALL_HOOKS, Inspected, are_the_same
 from ._layer_input import autocast_dtype_of
@@ -24,6 +25,7 @@ from ._plain_stack import Stack, inspect, norms_of, options_of, plain_weights_of
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
 if TYPE_CHECKING:
+    from .cache import MixerCache
     from .mamba_mixer import MambaMixer
 
 # The most elements of a layer's inner rows, batch·seqlen·d_inner. Beyond them kernels take longer
@@ -73,7 +75,7 @@ class _Known(NamedTuple):
         norm_f: the last norm's weight.
         weights: the other weights of the layers of each op, kind by kind.
         options: the options of all layers.
-        d_inner: the width of a layer's inner rows.
+        sizes: d_inner, d_state and the convolutions' width.
         of_one_dtype: the weights that must have the dtype of the input.
     """
 
@@ -82,11 +84,48 @@ class _Known(NamedTuple):
     norm_f: Tensor
     weights: list[list[Tensor]]
     options: _Options
-    d_inner: int
+    sizes: tuple[int, int, int]
     of_one_dtype: list[Tensor]
 
     def __reduce__(self) -> tuple:
         return type(None), ()  # a copy of the owner, or what is pickled of it, inspects anew
+
+
+class StackStates(NamedTuple):
+    """The states of the layers, which a call without gradients replaces by those behind its steps.
+
+    Attributes:
+        conv_states: the last inputs of the convolutions, each (batch, d_inner, length), where
+            length is at least width - 1.
+        states: each (batch, d_inner, d_state).
+        begins: whether the sequences begin with the call, whatever the states hold.
+    """
+
+    conv_states: Sequence[Tensor] = ()
+    states: Sequence[Tensor] = ()
+    begins: bool = False
+
+    @classmethod
+    def of(cls, caches: Sequence[MixerCache]) -> StackStates:
+        return cls([it.conv_state for it in caches], [it.state for it in caches])
+
+    def of_layers(self, first: int, end: int) -> StackStates:
+        return StackStates(self.conv_states[first:end], self.states[first:end], self.begins)
+
+    def fit(self, x: Tensor, d_inner: int, d_state: int, width: int) -> bool:
+        """Returns whether all are plain tensors on the device of x, with the sizes of a call."""
+        rows = (x.shape[0], d_inner)
+        return (
+            {*map(type, chain(self.conv_states, self.states))} <= OPAQUE_TYPES
+            and {it.device for it in chain(self.conv_states, self.states)} <= {x.device}
+            and {it.dtype for it in chain(self.conv_states, self.states)} <= {*REAL}
+            and {it.shape for it in self.states} <= {(*rows, d_state)}
+            and {it.shape[:-1] for it in self.conv_states} <= {rows}
+            and min([it.shape[-1] for it in self.conv_states], default=width) >= width - 1
+        )
+
+
+_NO_STATES = StackStates()
 
 
 def run_stack(
@@ -97,6 +136,7 @@ def run_stack(
     cu_seqlens: Tensor | None,
     stream_dtype: torch.dtype,
     out_dtype: torch.dtype | None,
+    states: StackStates = _NO_STATES,
 ) -> Tensor | None:
     """Runs a stack from its input to its last norm by ops of several layers each.
 
@@ -108,10 +148,11 @@ def run_stack(
         cu_seqlens: as in :func:`selective_scan_fn`.
         stream_dtype: the dtype of the residual stream.
         out_dtype: the dtype of the result; None for that of the products, autocast's if there is.
+        states: the states from which a call that needs no gradient goes on, changed in place.
 
     Returns:
         (batch, seqlen, d_model); None if the ops do not compute what the modules do, or if they
-        would not be faster.
+        would not be faster. Nothing has changed then.
     """
     if not (
         layers
@@ -133,7 +174,8 @@ def run_stack(
     batch, seqlen, _ = x.shape
     autocast_dtype = autocast_dtype_of(x.device)
     if (
-        not 0 < batch * seqlen * known.d_inner <= MOST_ELEMENTS[x.device.type]
+        not 0 < batch * seqlen * known.sizes[0] <= MOST_ELEMENTS[x.device.type]
+        or not states.fit(x, *known.sizes)
         or {it.dtype for it in known.of_one_dtype} != {x.dtype}
         or (autocast_dtype is not None and x.dtype != torch.float32)
     ):
@@ -144,13 +186,16 @@ def run_stack(
         out_dtype=out_dtype or autocast_dtype or x.dtype,
     )
     hidden, stream = x, None
-    for weights in known.weights:
+    for number, weights in enumerate(known.weights):
         norm_f = known.norm_f if weights is known.weights[-1] else None
         tensors = (hidden, stream, cu_seqlens, norm_f, *weights)
         if _pytorch.is_gradient_needed(tensors):
             hidden, stream = _apply(options, *tensors)
         else:
-            hidden, stream, _ = _run(options, *tensors, saves=False)
+            own = states.of_layers(number * MOST_LAYERS, (number + 1) * MOST_LAYERS)
+            hidden, stream, _ = _run(options, *tensors, states=own, saves=False)
+    for changed in chain(states.conv_states, states.states):
+        increment_version(changed)
     return hidden
 
 
@@ -175,7 +220,8 @@ def _inspect(
         if type(None) in types or not types <= OPAQUE_TYPES:
             return None
         kinds.append(kind)
-    if columns[_KINDS.index("conv1d")][0].shape[-1] > MAX_WIDTH:
+    width = columns[_KINDS.index("conv1d")][0].shape[-1]
+    if width > MAX_WIDTH:
         return None
     bidirectional, softplus, method = options.pop()
     last = norm_f._parameters["weight"]
@@ -188,7 +234,7 @@ def _inspect(
             for first in range(0, len(scales), MOST_LAYERS)
         ],
         _Options(kinds, eps, softplus, method, bidirectional),
-        columns[_KINDS.index("A_log")][0].shape[0],
+        (*columns[_KINDS.index("A_log")][0].shape, width),
         [last, *scales, *columns[_KINDS.index("in_proj")]],
     )
 
@@ -200,11 +246,13 @@ def _run(
     cu_seqlens: Tensor | None,
     norm_f: Tensor | None,
     *weights: Tensor,
+    states: StackStates = _NO_STATES,
     saves: bool,
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Returns the output, the stream if other layers follow, and the tensors for the backward
     pass."""
-    given = (x, residual, weights, options.kinds, norm_f, *options.behind_norm_f(cu_seqlens), saves)
+    of_layers = (x, residual, weights, options.kinds, norm_f)
+    given = (*of_layers, *options.behind_norm_f(cu_seqlens), *states, saves)
     return _memory.call(_pytorch.shortest_call(ops.layer_stack_fwd.default), given)
 
 

@@ -326,14 +326,14 @@ _OF_ANY_DTYPE = (3, 6, 7, 8, 11, 12)
 def _entry_of(layer: MambaMixer, cache: MixerCache) -> tuple | None:
     """Returns a layer's tensors and options, None if these do not fully describe the layer."""
     weights = plain_weights_of(layer)
-    if (
-        weights is None
-        or type(cache) is not MixerCache
-        or cache.last_input is not None
-        or cache.angles is not None
-    ):
+    if weights is None or not is_of_mamba(cache):
         return None
     return *weights, cache.conv_state, cache.state, *options_of(layer)
+
+
+def is_of_mamba(cache: MixerCache) -> bool:
+    """Returns whether a cache holds the states of Mamba alone, not more of them as Mamba-3's."""
+    return type(cache) is MixerCache and cache.last_input is None and cache.angles is None
 
 
 def options_of(layer: MambaMixer) -> tuple:

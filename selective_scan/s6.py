@@ -11,10 +11,10 @@ from . import _mamba_weights
 from ._add_norm import JoinedNorms, join_norms
 from ._discretization import LayerMethod
 from ._layer_input import checked_sequence
-from ._layer_stack import run_stack
+from ._layer_stack import StackStates, run_stack
 from ._module_arguments import check_count, refuse
 from ._plain_mixer import has_no_hooks
-from ._plain_stack import Stack, step_in_one
+from ._plain_stack import Stack, is_of_mamba, step_in_one
 from ._table import fail_on_type
 from .cache import MixerCache, S6Cache, check_cache, refuse_gradient, refuse_other_cache
 from .mamba_mixer import MambaMixer
@@ -153,9 +153,9 @@ class S6(nn.Module):
     ) -> Tensor:
         """Runs all layers and the final norm.
 
-        With a cache, a call of at most 8 steps and few rows runs as a single operator, provided
-        that all layers consist of nothing but their weights (no hooks, adapters or replaced
-        modules); see docs/serving.md.
+        With a cache, a call of at most 8 steps and few rows runs as a single operator, a longer one
+        by an operator for four layers at a time, provided that all layers consist of nothing but
+        their weights (no hooks, adapters or replaced modules); see docs/serving.md.
 
         Args:
             x: (batch, seqlen, d_model), in the parameters' dtype. Under torch.autocast, x and the
@@ -199,6 +199,11 @@ class S6(nn.Module):
                 for layer, part in zip(self.layers, caches, strict=True):
                     if isinstance(layer, MambaMixer):  # no cache changes unless all fit
                         check_cache(layer, part, x.shape[0], None)
+                if all(map(is_of_mamba, caches)):
+                    states = StackStates.of(caches)
+                    out = run_stack(self, layers, x, stack, None, x.dtype, x.dtype, states)
+                    if out is not None:
+                        return _called(head, out)
         else:
             refuse_other_cache(cache, "S6Cache")
             out = run_stack(self, layers, x, stack, cu_seqlens, x.dtype, x.dtype)

@@ -25,10 +25,10 @@ def stacks(monkeypatch) -> list[int]:
     """Returns the number of weights of the first op of each stack that runs so."""
     run, ran = _layer_stack._run, []
 
-    def spy(options, x, residual, cu_seqlens, norm_f, *weights, saves):
+    def spy(options, x, residual, cu_seqlens, norm_f, *weights, **others):
         if residual is None:
             ran.append(len(weights))
-        return run(options, x, residual, cu_seqlens, norm_f, *weights, saves=saves)
+        return run(options, x, residual, cu_seqlens, norm_f, *weights, **others)
 
     monkeypatch.setattr(_layer_stack, "_run", spy)
     return ran

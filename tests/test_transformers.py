@@ -190,6 +190,23 @@ def test_several_layers_are_one_operator(has_mask, dtype, residual_in_fp32, devi
     assert len(stacks) == 3
 
 
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_prompt_is_one_operator(has_mask, device, stacks):
+    model, inputs = make("mamba", device), draw(device)
+    if has_mask:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+
+    def run():
+        with torch.no_grad():
+            result = model(**inputs, use_cache=True)
+        return {"logits": result.logits, **states(result[MAMBA_CACHE])}
+
+    expected = run()
+    with integration.enable():
+        assert_near(run(), expected)
+    assert len(stacks) == 1
+
+
 @pytest.mark.parametrize("change", ["padding", "checkpointing", "states", "cache", "tuple", "hook"])
 def test_other_calls_go_layer_by_layer(change, device, stacks):
     model, inputs, options = make("mamba", device).train(), draw(device), {}

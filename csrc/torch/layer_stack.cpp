@@ -46,6 +46,32 @@ struct Stack {
     }
   }
 
+  /// Refuses states that do not fit the call before any of them changes.
+  void check_states(const StackStates& given, bool saves) const {
+    if (given.conv_states.empty() && given.states.empty()) return;
+    if (given.conv_states.size() != depth || given.states.size() != depth) {
+      fail("conv_states and states must hold one tensor per layer");
+    }
+    if (saves) fail("saves must be False where there are states");
+    if (args.bidirectional) fail("bidirectional must be False where there are states");
+    if (args.cu_seqlens) fail("cu_seqlens must be None where there are states");
+    const Dim batch{"batch", args.x.size(0)};
+    for (size_t i = 0; i < depth; ++i) {
+      const Weights own = weights_of(i);
+      const Dim dim{"dim", own[kALog]->size(0)}, dstate{"dstate", own[kALog]->size(1)};
+      const Tensor &conv_state = given.conv_states[i], &state = given.states[i];
+      check_beside("conv_states", conv_state, "x", args.x, kRealDtypes, {batch, dim, {"length"}});
+      check_beside("states", state, "x", args.x, kRealDtypes, {batch, dim, dstate});
+      check_changed("conv_states", conv_state);
+      check_changed("states", state);
+      const int64_t history = own[kConv1d]->size(2) - 1;
+      if (conv_state.size(2) < history) {
+        fail("conv_states must have length of at least width-1 = ", history, ", got ",
+             shape_text(conv_state));
+      }
+    }
+  }
+
   /// Returns whether the stream in front of a layer is another tensor than x.
   bool has_stream(size_t layer) const {
     return layer > 0 || args.residual || args.stream_dtype != dtype_of(args.x);
@@ -88,8 +114,10 @@ struct Stack {
 }  // namespace
 
 std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
-                                                     const StackArguments& args, bool saves) {
+                                                     const StackArguments& args,
+                                                     const StackStates& states, bool saves) {
   const Stack stack(ops, args);
+  stack.check_states(states, saves);
   TensorList all_kept;
   Tensor hidden = args.x;
   OptionalTensor stream = args.residual;
@@ -100,7 +128,12 @@ std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
         ops.norm.forward(hidden, stream, *own[kNorm], args.eps, stack.product_dtype,
                          has_stream ? std::optional(args.stream_dtype) : std::nullopt);
     stream = has_stream ? total : args.x;
-    auto [out, of_layer] = layer_forward(ops.layer, stack.mixer_arguments(normed, own), saves);
+    std::optional<LayerStates> of_states;
+    if (!states.states.empty()) {
+      of_states = {states.conv_states[i], states.states[i], states.begins};
+    }
+    auto [out, of_layer] = layer_forward(ops.layer, stack.mixer_arguments(normed, own), saves,
+                                         of_states ? &*of_states : nullptr);
     hidden = out;
     if (!saves) continue;
     KeptOfLayer kept{*stream, normed, std::move(of_layer)};

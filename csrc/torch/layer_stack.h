@@ -72,10 +72,19 @@ struct StackArguments {
   ScalarType out_dtype;
 };
 
+/// The states from which the layers of a call without a backward pass go on, changed in place; see
+/// LayerStates. Without them both lists are empty.
+struct StackStates {
+  const TensorList& conv_states;
+  const TensorList& states;
+  bool begins;
+};
+
 /// Returns out, or without norm_f what the next layer adds to the stream; without norm_f the
 /// stream; and the tensors that the backward pass wants if it is to follow.
 std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
-                                                     const StackArguments& args, bool saves);
+                                                     const StackArguments& args,
+                                                     const StackStates& states, bool saves);
 /// Returns the gradients of x, of the residual, of the weights, and of norm_f, those of x and the
 /// residual only if `needs_dx`.
 std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
@@ -88,8 +97,9 @@ struct LayerStackOps;
 template <class... Of>
 struct LayerStackOps<TypeList<Of...>> {
   template <const StackOps& kOps>
-  static auto forward(Of... of_stack, bool saves) {
-    return stack_forward(kOps, {of_stack...}, saves);
+  static auto forward(Of... of_stack, const TensorList& conv_states, const TensorList& states,
+                      bool begins, bool saves) {
+    return stack_forward(kOps, {of_stack...}, {conv_states, states, begins}, saves);
   }
   template <const StackOps& kOps>
   static auto backward(const Tensor& dout, const OptionalTensor& dstream, const TensorList& kept,
@@ -105,9 +115,10 @@ void define_layer_stack(auto& library) {
       "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, "
       "bool delta_softplus, str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
       "ScalarType? autocast_dtype, ScalarType stream_dtype, ScalarType out_dtype, ";
-  library.def(
-      ("layer_stack_fwd(" + of_stack + "bool saves) -> (Tensor out, Tensor stream, Tensor[] kept)")
-          .c_str());
+  library.def(("layer_stack_fwd(" + of_stack +
+               "Tensor(a!)[] conv_states, Tensor(b!)[] states, bool begins, bool saves) "
+               "-> (Tensor out, Tensor stream, Tensor[] kept)")
+                  .c_str());
   library.def(("layer_stack_bwd(Tensor dout, Tensor? dstream, Tensor[] kept, " + of_stack +
                "bool needs_dx) -> (Tensor dx, Tensor dresidual, Tensor[] dweights, Tensor dnorm_f)")
                   .c_str());

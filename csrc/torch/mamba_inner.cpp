@@ -1,5 +1,6 @@
 #include "mamba_inner.h"
 
+#include <algorithm>
 #include <array>
 
 #include "checked_call.h"
@@ -43,6 +44,28 @@ ScalarType at_least_single(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
 }
 
+/// Views `count` steps, from `first` on, of (batch, dim, steps).
+Tensor steps_of(const Tensor& channels, int64_t first, int64_t count) {
+  return view_as(channels, {channels.size(0), channels.size(1), count},
+                 {channels.stride(0), channels.stride(1), channels.stride(2)},
+                 first * channels.stride(2));
+}
+
+/// Moves the steps of x, (batch, dim, seqlen), into the convolution's last inputs.
+void remember_steps(const LayerStates& states, const Tensor& x) {
+  const Tensor& last = states.conv_state;
+  const int64_t length = last.size(2), count = std::min(length, x.size(2)), older = length - count;
+  if (older > 0) {
+    Tensor target = steps_of(last, 0, older);
+    if (states.begins) {
+      torch::stable::zero_(target);
+    } else {
+      copy(target, torch::stable::clone(steps_of(last, count, older)));
+    }
+  }
+  copy(steps_of(last, older, count), steps_of(x, x.size(2) - count, count));
+}
+
 // --- arguments --------------------------------------------------------------------------------
 
 /// The weights and biases in the dtype of the matrix products; x_proj and delta_proj always exist.
@@ -75,6 +98,7 @@ struct Layer {
   Tensor A;                 // in its own dtype
   std::vector<Cast> casts;  // that fill some of these tensors
   std::optional<Ranks> ranks;
+  const LayerStates* states = nullptr;  // of a forward call that changes them
 
   /// Reuses the tensors that the forward pass saved in `kept`.
   Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
@@ -283,8 +307,13 @@ struct Layer {
   /// Returns the convolution of x as rows.
   Tensor convolve(const Tensor& x, LayerKept& kept) const {
     const Tensor taps = taps_of(args.conv1d_weight);
+    const int64_t history = taps.size(1) - 1;
     if (ranks && !kept.before.defined()) {
-      std::tie(kept.before, kept.counts) = ranks->steps_before(x, taps.size(1) - 1);
+      std::tie(kept.before, kept.counts) = ranks->steps_before(x, history);
+    }
+    if (states && !states->begins) {
+      const Tensor& last = states->conv_state;
+      kept.before = cast(steps_of(last, last.size(2) - history, history), dtype);
     }
     return rows_of(
         std::get<0>(ops.conv.forward({x, taps, args.conv1d_bias, std::nullopt, args.cu_seqlens,
@@ -346,12 +375,18 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
       std::tie(kept_of.entering, kept_of.factors) = ranks->state_before(map, it.reverse);
       return kept_of.entering;
     };
-    const auto [scanned, last_state, states] =
+    OptionalTensor initial_state;
+    if (states && !states->begins) initial_state = cast(states->state, at_least_single(dtype));
+    const auto [scanned, last_state, saved] =
         ops.scan.forward({channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
                           half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
-                          std::nullopt, it.reverse, args.cu_seqlens, std::nullopt},
+                          initial_state, it.reverse, args.cu_seqlens, std::nullopt},
                          saves, ranks ? &enter : nullptr, true);
-    if (saves) kept_of.states = *states;
+    if (states) {
+      copy(states->state, last_state);
+      remember_steps(*states, half(0));
+    }
+    if (saves) kept_of.states = *saved;
     return rows_of(scanned);
   };
   const std::vector<Scan> all = scans();
@@ -478,9 +513,12 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
 
 }  // namespace
 
-LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves) {
+LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves,
+                           const LayerStates* states) {
   LayerForward made;
-  made.out = Layer(ops, args, made.kept).forward(saves, made.kept);
+  Layer layer(ops, args, made.kept);
+  layer.states = states;
+  made.out = layer.forward(saves, made.kept);
   if (!saves) made.kept = {};
   return made;
 }

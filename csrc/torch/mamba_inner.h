@@ -84,6 +84,14 @@ struct LayerKept {
   }
 };
 
+/// The states of a layer's sequences, which a forward call replaces by those behind its last step.
+/// The caller has checked them.
+struct LayerStates {
+  Tensor conv_state;  // (batch, dim, length): the convolution's last inputs, at least width - 1
+  Tensor state;       // (batch, dim, dstate)
+  bool begins;        // whether the sequences begin with the call, whatever the states hold
+};
+
 struct LayerForward {
   Tensor out;
   LayerKept kept;
@@ -94,7 +102,9 @@ struct LayerGradients {
       ddelta_proj_weight, dout_proj_weight, dout_proj_bias, dA, dA_b, dD, ddelta_bias;
 };
 
-LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves);
+/// With `states`, the layer has one direction and one sequence per batch entry.
+LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves,
+                           const LayerStates* states = nullptr);
 /// Recomputes `kept` if it is empty. xz may be the cast input that stands for it; its dtype was
 /// xz_dtype.
 LayerGradients layer_backward(const LayerOps& ops, const LayerArguments& args, const Tensor& dout,

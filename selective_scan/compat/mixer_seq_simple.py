@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .._discretization import at_least_single
-from .._layer_stack import run_stack
+from .._layer_stack import StackStates, run_stack
 from .._module_arguments import check_choice, check_count, refuse
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
@@ -233,8 +233,8 @@ class MixerModel(nn.Module):
             if out is not None:
                 return out
         hidden, residual = self.embedding(input_ids), None
-        if inference_params is None and self.fused_add_norm:
-            out = self._run_in_one(hidden, **mixer_kwargs)
+        if self.fused_add_norm:
+            out = self._run_in_one(hidden, inference_params, **mixer_kwargs)
             if out is not None:
                 return out
         for layer in self.layers:
@@ -269,12 +269,27 @@ class MixerModel(nn.Module):
         return steps_in_one(mixers, hidden, states, stack, head, owner=params)
 
     def _run_in_one(
-        self, hidden: Tensor, cu_seqlens: object = None, **others: Any
+        self,
+        hidden: Tensor,
+        params: InferenceParams | None,
+        cu_seqlens: object = None,
+        **others: Any,
     ) -> Tensor | None:
-        """Runs all blocks and the last norm as a single operator; None if it does not support the
-        call."""
+        """Runs all blocks and the last norm by the ops of several layers; None if these do not
+        support the call."""
         if others or (mixers := self._mixers_alone()) is None:
             return None
+        states = StackStates()
+        if params is not None:
+            if (
+                params.seqlen_offset > 0
+                or cu_seqlens is not None
+                or not all(mixer.takes_steps_in_one() for mixer in mixers)
+                or needs_gradient(self, hidden)
+            ):
+                return None
+            pairs = [mixer._get_states_from_cache(params, hidden.shape[0]) for mixer in mixers]
+            states = StackStates(*map(list, zip(*pairs, strict=True)), begins=True)
         stack = Stack(
             self.layers._modules.values(),
             self.norm_f,
@@ -284,7 +299,7 @@ class MixerModel(nn.Module):
         )
         dtype = hidden.dtype
         stream_dtype = at_least_single(dtype) if self.residual_in_fp32 else dtype
-        return run_stack(self, mixers, hidden, stack, cu_seqlens, stream_dtype, None)
+        return run_stack(self, mixers, hidden, stack, cu_seqlens, stream_dtype, None, states)
 
     def _mixers_alone(self) -> list[Mamba] | None:
         """Returns the mixers; None if anything but them, their norms and their weights determines

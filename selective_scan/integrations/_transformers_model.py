@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from .. import _pytorch
 from .._discretization import at_least_single
-from .._layer_stack import run_stack
+from .._layer_input import autocast_dtype_of
+from .._layer_stack import StackStates, run_stack
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
 from .._plain_stack import Stack
 from .._wider_states import States, steps_in_one
@@ -53,17 +54,20 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
         wanted = {n: getattr(self.config, n) if flag is None else flag for n, flag in flags.items()}
         if self.training and use_cache is None:
             wanted["use_cache"] = False
-        out = None
+        out, given = None, input_ids if inputs_embeds is None else inputs_embeds
         is_whole = cache is None and not wanted["use_cache"]
-        if is_whole and not _marks_padding(
-            attention_mask, input_ids if inputs_embeds is None else inputs_embeds
-        ):
+        is_prompt = False
+        if wanted["use_cache"] and given is not None and not self.training:
+            if cache is None:
+                cache = module.DynamicCache(config=self.config)
+            is_prompt = _is_new(cache, len(self.layers)) and not needs_gradient(self, given)
+        if (is_whole or is_prompt) and not _marks_padding(attention_mask, given):
             attention_mask = None
         if attention_mask is None and not wanted["output_hidden_states"] and wanted["return_dict"]:
-            if is_whole and (input_ids is None) != (inputs_embeds is None):
+            if (is_whole or is_prompt) and (input_ids is None) != (inputs_embeds is None):
                 if inputs_embeds is None:
                     input_ids, inputs_embeds = None, self.embeddings(input_ids)
-                out = _sequence(self, module, inputs_embeds)
+                out = _sequence(self, module, inputs_embeds, cache)
             elif wanted["use_cache"] and inputs_embeds is None:
                 out = _token(self, module, input_ids, cache)
         if out is not None:
@@ -102,9 +106,9 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
     return out
 
 
-def _sequence(model: Any, module: ModuleType, hidden: Tensor) -> Tensor | None:
-    """Returns the model's result for sequences from their first step on, given the embeddings; None
-    if a call of the blocks might do something else."""
+def _sequence(model: Any, module: ModuleType, hidden: Tensor, cache: Any) -> Tensor | None:
+    """Returns the model's result for sequences from their first step on, given the embeddings, and
+    fills the cache if there is one; None if a call of the blocks might do something else."""
     if (
         not _pytorch.is_plain_call()
         or hidden.dtype == torch.float64  # whose residual may be rounded to float32
@@ -119,7 +123,28 @@ def _sequence(model: Any, module: ModuleType, hidden: Tensor) -> Tensor | None:
     kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
     stack = Stack(blocks, model.norm_f, *kinds, options)
     stream_dtype = torch.float32 if in_fp32 else hidden.dtype
-    return run_stack(model, mixers, hidden, stack, None, stream_dtype, stream_dtype)
+    given = (model, mixers, hidden, stack, None, stream_dtype, stream_dtype)
+    if cache is None:
+        return run_stack(*given)
+    first, batch = mixers[0], hidden.shape[0]
+    rows = (len(mixers), batch, first.intermediate_size)
+    dtype = autocast_dtype_of(hidden.device) or hidden.dtype
+    conv_states = hidden.new_empty(*rows, first.conv_kernel_size, dtype=dtype)
+    states = hidden.new_empty(*rows, first.ssm_state_size, dtype=at_least_single(dtype))
+    out = run_stack(*given, StackStates(conv_states.unbind(), states.unbind(), begins=True))
+    if out is not None:
+        for mixer, conv_state, state in zip(mixers, conv_states, states, strict=True):
+            cache.update_conv_state(conv_state, mixer.layer_idx)
+            cache.update_recurrent_state(state, mixer.layer_idx)
+    return out
+
+
+def _is_new(cache: Any, depth: int) -> bool:
+    """Returns whether a cache has seen no steps, and keeps only the last inputs of convolutions."""
+    layers = getattr(cache, "layers", ())
+    return len(layers) == depth and not any(
+        getattr(layer, "record_past", True) or layer.has_previous_state[0] for layer in layers
+    )
 
 
 def _marks_padding(mask: Tensor | None, steps: Tensor | None) -> bool:
