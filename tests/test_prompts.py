@@ -5,6 +5,7 @@ import torch
 
 from layers import by_steps, error, tensors_of
 from selective_scan import _layer_stack
+from selective_scan.compat._called import what_is_called
 from selective_scan.compat.generation import InferenceParams
 from test_layer_stack import DIM, language_model, layer_by_layer, model_of
 
@@ -146,7 +147,9 @@ def test_a_published_prompt_begins_anew(device, ops):
             out = model(tokens, inference_params=params)
         return [out, *(s.clone() for pair in params.key_value_memory_dict.values() for s in pair)]
 
+    called = [*what_is_called(model)]
     first = run()
+    assert [*what_is_called(model)] == called  # so that graphs that were captured before still hold
     assert all(map(torch.equal, run(), first))
     assert ops == [3, 3]
     check(layer_by_layer(run), first, BOUNDS[F32])

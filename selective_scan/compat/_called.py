@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _pytorch
+from .._layer_stack import KNOWN
 
 
 def what_is_called(model: nn.Module) -> Iterator[object]:
@@ -24,8 +25,9 @@ def what_is_called(model: nn.Module) -> Iterator[object]:
     yield _comparable(_pytorch.process_wide_forward_hooks())
 
 
-# Attributes of modules that are not compared here: parts, which are visited themselves, and graphs.
-_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache"}
+# Attributes of modules that are not compared here: parts, which are visited themselves, graphs, and
+# what was found about the parts.
+_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache", KNOWN}
 _PLAIN_KINDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _MOST_LEVELS = 4  # of nested lists
 
