@@ -115,15 +115,19 @@ class StackStates(NamedTuple):
         return StackStates(self.conv_states[first:end], self.states[first:end], self.begins)
 
     def fit(self, x: Tensor, d_inner: int, d_state: int, width: int) -> bool:
-        """Returns whether all are plain tensors on the device of x, with the sizes of a call."""
-        rows = (x.shape[0], d_inner)
+        """Returns whether all are plain tensors on the device of x, with the sizes of a call. One
+        step is left to the layers' parts, whose kernels for it change the states in place."""
+        if not self.states:
+            return True
+        rows, all_states = (x.shape[0], d_inner), (*self.conv_states, *self.states)
         return (
-            {*map(type, chain(self.conv_states, self.states))} <= OPAQUE_TYPES
-            and {it.device for it in chain(self.conv_states, self.states)} <= {x.device}
-            and {it.dtype for it in chain(self.conv_states, self.states)} <= {*REAL}
-            and {it.shape for it in self.states} <= {(*rows, d_state)}
-            and {it.shape[:-1] for it in self.conv_states} <= {rows}
-            and min([it.shape[-1] for it in self.conv_states], default=width) >= width - 1
+            x.shape[1] > 1
+            and {*map(type, all_states)} <= OPAQUE_TYPES
+            and {it.device for it in all_states} == {x.device}
+            and {it.dtype for it in all_states} <= {*REAL}
+            and {it.shape for it in self.states} == {(*rows, d_state)}
+            and {it.shape[:-1] for it in self.conv_states} == {rows}
+            and min([it.shape[-1] for it in self.conv_states]) >= width - 1
         )
 
 

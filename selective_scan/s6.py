@@ -199,8 +199,7 @@ class S6(nn.Module):
                 for layer, part in zip(self.layers, caches, strict=True):
                     if isinstance(layer, MambaMixer):  # no cache changes unless all fit
                         check_cache(layer, part, x.shape[0], None)
-                # For one step the parts have kernels that change the states in place.
-                if x.shape[1] > 1 and all(map(is_of_mamba, caches)):
+                if all(map(is_of_mamba, caches)):
                     states = StackStates.of(caches)
                     out = run_stack(self, layers, x, stack, None, x.dtype, x.dtype, states)
                     if out is not None:

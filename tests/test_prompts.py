@@ -134,7 +134,7 @@ def test_published_models(dtype, residual_in_fp32, prompt, device, ops):
         return [out, *(state for pair in states.values() for state in pair)]
 
     actual = run()
-    assert ops == [3]
+    assert ops == [3] * (prompt > 1)
     check(actual, layer_by_layer(run), BOUNDS[BF16 if is_autocast else dtype])
 
 
