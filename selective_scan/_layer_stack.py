@@ -115,8 +115,9 @@ class StackStates(NamedTuple):
         return StackStates(self.conv_states[first:end], self.states[first:end], self.begins)
 
     def fit(self, x: Tensor, d_inner: int, d_state: int, width: int) -> bool:
-        """Returns whether all are plain tensors on the device of x, with the sizes of a call. One
-        step is left to the layers' parts, whose kernels for it change the states in place."""
+        """Returns whether all are plain tensors on the device of x, with the sizes of a call, that
+        may be changed. One step is left to the layers' parts, whose kernels for it change the
+        states in place."""
         if not self.states:
             return True
         rows, all_states = (x.shape[0], d_inner), (*self.conv_states, *self.states)
@@ -128,6 +129,9 @@ class StackStates(NamedTuple):
             and {it.shape for it in self.states} == {(*rows, d_state)}
             and {it.shape[:-1] for it in self.conv_states} == {rows}
             and min([it.shape[-1] for it in self.conv_states]) >= width - 1
+            and (
+                torch.is_inference_mode_enabled() or not any(it.is_inference() for it in all_states)
+            )
         )
 
 

@@ -155,6 +155,18 @@ def test_a_published_prompt_begins_anew(device, ops):
     check(layer_by_layer(run), first, BOUNDS[F32])
 
 
+def test_states_of_inference_mode(device, ops):
+    """PyTorch refuses to change them outside of that mode."""
+    model, tokens = language_model(True, device), torch.randint(50, (2, 12), device=device)
+    params = InferenceParams(max_seqlen=12, max_batch_size=2)
+    with torch.inference_mode():
+        first = model(tokens, inference_params=params)
+        assert torch.equal(model(tokens, inference_params=params), first)
+    assert ops == [3, 3]
+    with torch.no_grad(), pytest.raises(RuntimeError, match="outside InferenceMode"):
+        model(tokens, inference_params=params)
+
+
 @pytest.mark.parametrize("change", ["gradient", "batch", "slow path", "fused_add_norm"])
 def test_other_published_prompts_go_layer_by_layer(change, device, ops):
     model, tokens = language_model(True, device), torch.randint(50, (2, 12), device=device)
