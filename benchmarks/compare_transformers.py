@@ -106,20 +106,23 @@ def time_in_turn(
     samples: dict[str, list[float]] = {name: [] for name in paths}
     first: dict[str, torch.Tensor] = {}
     end = time.perf_counter() + budget
+
+    def timed() -> tuple[torch.Tensor, float]:
+        begin = time.perf_counter()
+        result = call()
+        if result.is_cuda:
+            torch.cuda.synchronize(result.device)
+        return result, (time.perf_counter() - begin) * 1e3
+
     for _ in range(runs):
         if first and time.perf_counter() > end:
             break
         for name, path in paths.items():
             with path():
                 if name != "transformers":
-                    # That path leaves so many small pieces of memory that the first call after it
-                    # takes milliseconds longer, while the C library joins them.
-                    call()
-                begin = time.perf_counter()
-                result = call()
-                if result.is_cuda:
-                    torch.cuda.synchronize(result.device)
-                samples[name].append((time.perf_counter() - begin) * 1e3)
+                    timed()  # the first call after transformers' own path takes milliseconds longer
+                result, milliseconds = timed()
+                samples[name].append(milliseconds)
             first.setdefault(name, result.double())
     return first, {name: Timing.of(values) for name, values in samples.items()}
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .mamba_mixer import MambaMixer
 
 # The attribute in which a module remembers what was inspected.
-KNOWN = "_known_stack"
+KNOWN_ATTRIBUTE = "_known_stack"
 # The most elements of a layer's inner rows, batch·seqlen·d_inner. Beyond them kernels take longer
 # than the host, so that nothing is gained, and nodes of single layers free memory earlier.
 MOST_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
@@ -173,14 +173,14 @@ def run_stack(
     ):
         return None
     around = (*layers, stack.norm_f, *stack.modules, *chain(*stack.options))
-    known = vars(owner).get(KNOWN)
+    known = vars(owner).get(KNOWN_ATTRIBUTE)
     if known is None or not (are_the_same(around, known.around) and known.inspected.is_unchanged()):
         known = _inspect(layers, x.shape[2], stack, around)
         if known is None:
             return None
         # Tensors that others computed are not kept, since they would keep their graph.
         if all(type(weight) is nn.Parameter for weight in (known.norm_f, *chain(*known.weights))):
-            vars(owner)[KNOWN] = known
+            vars(owner)[KNOWN_ATTRIBUTE] = known
     batch, seqlen, _ = x.shape
     autocast_dtype = autocast_dtype_of(x.device)
     if (

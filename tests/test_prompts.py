@@ -5,6 +5,7 @@ import torch
 
 from layers import by_steps, error, tensors_of
 from selective_scan import _layer_stack
+from selective_scan._discretization import METHODS
 from selective_scan.compat._called import what_is_called
 from selective_scan.compat.generation import InferenceParams
 from test_layer_stack import DIM, language_model, layer_by_layer, model_of
@@ -43,6 +44,7 @@ def check(actual: list[torch.Tensor], expected: list[torch.Tensor], bound: float
         ({"d_conv": 6, "dt_soft_plus": False}, 70, [2, 1, 3, 9]),
         ({"d_conv": 1, "discretization_method": "foh"}, 70, [1, 2]),
         ({"discretization_method": "rk4"}, 70, [3, 2, 1]),
+        *(({"discretization_method": method}, 2, [12, 9]) for method in METHODS[1:]),
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _pytorch
-from .._layer_stack import KNOWN
+from .._layer_stack import KNOWN_ATTRIBUTE
 
 
 def what_is_called(model: nn.Module) -> Iterator[object]:
@@ -27,7 +27,7 @@ def what_is_called(model: nn.Module) -> Iterator[object]:
 
 # Attributes of modules that are not compared here: parts, which are visited themselves, graphs, and
 # what was found about the parts.
-_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache", KNOWN}
+_COMPARED_OTHERWISE = {"_parameters", "_buffers", "_modules", "_decoding_cache", KNOWN_ATTRIBUTE}
 _PLAIN_KINDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _MOST_LEVELS = 4  # of nested lists
 
