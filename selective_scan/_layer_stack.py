@@ -114,16 +114,18 @@ class StackStates(NamedTuple):
     def of_layers(self, first: int, end: int) -> StackStates:
         return StackStates(self.conv_states[first:end], self.states[first:end], self.begins)
 
+    def take_one_of(self, x: Tensor) -> bool:
+        """Returns whether the states take one step."""
+        return bool(self.states) and x.shape[1] == 1 and not self.begins
+
     def fit(self, x: Tensor, d_inner: int, d_state: int, width: int) -> bool:
         """Returns whether all are plain tensors on the device of x, with the sizes of a call, that
-        may be changed. One step is left to the layers' parts, whose kernels for it change the
-        states in place."""
+        may be changed."""
         if not self.states:
             return True
         rows, all_states = (x.shape[0], d_inner), (*self.conv_states, *self.states)
         return (
-            x.shape[1] > 1
-            and {*map(type, all_states)} <= OPAQUE_TYPES
+            {*map(type, all_states)} <= OPAQUE_TYPES
             and {it.device for it in all_states} == {x.device}
             and {it.dtype for it in all_states} <= {*REAL}
             and {it.shape for it in self.states} == {(*rows, d_state)}
@@ -188,6 +190,8 @@ def run_stack(
         or not states.fit(x, *known.sizes)
         or {it.dtype for it in known.of_one_dtype} != {x.dtype}
         or (autocast_dtype is not None and x.dtype != torch.float32)
+        # Autocast keeps the weights that it has cast from step to step; the op would cast them.
+        or (autocast_dtype is not None and states.take_one_of(x))
     ):
         return None
     options = known.options._replace(

@@ -207,11 +207,11 @@ def inspect(
     return Inspected(read, called, kinds_of_hooks)
 
 
-def serves(hidden: Tensor) -> bool:
-    """Returns whether the operator supports such an input, and neither autocast, hooks registered
-    for all modules nor transforms affect calls of the modules."""
-    batch, steps, _ = hidden.shape
-    device_type = hidden.device.type
+def serves(rows: Tensor) -> bool:
+    """Returns whether the operator supports so many rows, (batch, steps, …), and neither autocast,
+    hooks registered for all modules nor transforms affect calls of the modules."""
+    batch, steps = rows.shape[:2]
+    device_type = rows.device.type
     if torch.compiler.is_exporting() and isinstance(batch * steps, torch.SymInt):
         return False  # an exported program must serve all sizes, not just those of its example
     return (

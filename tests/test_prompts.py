@@ -1,10 +1,11 @@
-"""Prompts that fill or continue states run by ops of several layers, as layer after layer does."""
+"""Prompts that fill or continue states, and tokens that the operator of a step does not take, run
+by ops of several layers, as layer after layer does."""
 
 import pytest
 import torch
 
 from layers import by_steps, error, tensors_of
-from selective_scan import _layer_stack
+from selective_scan import _layer_stack, s6
 from selective_scan._discretization import METHODS
 from selective_scan.compat._called import what_is_called
 from selective_scan.compat.generation import InferenceParams
@@ -35,6 +36,19 @@ def check(actual: list[torch.Tensor], expected: list[torch.Tensor], bound: float
         assert torch.equal(ours, theirs) or error(ours, theirs) < bound
 
 
+@pytest.fixture
+def steps(monkeypatch) -> list[bool]:
+    """Returns for each call whether the operator of a step took it."""
+    step, taken = s6.step_in_one, []
+
+    def spy(*given):
+        taken.append((out := step(*given)) is not None)
+        return out
+
+    monkeypatch.setattr(s6, "step_in_one", spy)
+    return taken
+
+
 @pytest.mark.parametrize(
     ("options", "rows", "sizes"),
     [
@@ -50,7 +64,7 @@ def check(actual: list[torch.Tensor], expected: list[torch.Tensor], bound: float
 )
 @pytest.mark.parametrize("dtype", [F32, F64, HALF, BF16, "autocast"], ids=str)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_s6(mode, dtype, options, rows, sizes, device, ops):
+def test_s6(mode, dtype, options, rows, sizes, device, ops, steps):
     is_autocast = dtype == "autocast"
     model = model_of(device, **options).to(F32 if is_autocast else dtype)
     x = torch.randn(rows, sum(sizes), DIM, device=device, dtype=model.norm_f.weight.dtype)
@@ -62,9 +76,11 @@ def test_s6(mode, dtype, options, rows, sizes, device, ops):
         return [*parts, *tensors_of(cache)]
 
     actual = run()
-    # Few steps run by another operator, which does not know autocast, and one step by parts.
-    prompts = [size for size in sizes if size > 1 and (is_autocast or rows * size > 16)]
-    assert len(ops) == len(prompts) * -(-model.depth // _layer_stack.MOST_LAYERS)
+    # Few steps run by another operator, which does not know autocast, and under it one by parts.
+    calls = steps.count(False) - (sizes.count(1) if is_autocast else 0)
+    assert len(ops) == calls * -(-model.depth // _layer_stack.MOST_LAYERS)
+    assert len(steps) == len(sizes)
+    assert calls or not any(size > 1 and rows * size > 64 for size in sizes)
     check(actual, layer_by_layer(run), BOUNDS[BF16 if is_autocast else dtype])
 
 
@@ -136,7 +152,24 @@ def test_published_models(dtype, residual_in_fp32, prompt, device, ops):
         return [out, *(state for pair in states.values() for state in pair)]
 
     actual = run()
-    assert ops == [3] * (prompt > 1)
+    assert ops == [3]
+    check(actual, layer_by_layer(run), BOUNDS[BF16 if is_autocast else dtype])
+
+
+@pytest.mark.parametrize("residual_in_fp32", [False, True])
+@pytest.mark.parametrize("dtype", [F32, HALF, BF16, "autocast"], ids=str)
+def test_published_tokens_of_many_rows(dtype, residual_in_fp32, device, ops):
+    is_autocast = dtype == "autocast"
+    model = language_model(residual_in_fp32, device).to(F32 if is_autocast else dtype)
+    tokens = torch.randint(50, (70, 8), device=device)
+
+    def run():
+        with torch.no_grad(), torch.autocast(device, BF16, enabled=is_autocast):
+            out, states = by_steps(model, tokens, 5)
+        return [out, *(state for pair in states.values() for state in pair)]
+
+    actual = run()
+    assert ops == [3] * (1 if is_autocast else 4)  # autocast keeps the weights that it has cast
     check(actual, layer_by_layer(run), BOUNDS[BF16 if is_autocast else dtype])
 
 

@@ -61,12 +61,21 @@ def test_steps_after_a_prompt(kind, sizes, device):
         assert_near(advance(model, tokens.split(sizes, dim=1)), expected)
 
 
+@pytest.fixture
+def stacks(monkeypatch) -> list[int]:
+    """Returns the number of steps of each op of several layers."""
+    run, ran = _layer_stack._run, []
+
+    def spy(options, x, *others, **states):
+        ran.append(x.shape[1])
+        return run(options, x, *others, **states)
+
+    monkeypatch.setattr(_layer_stack, "_run", spy)
+    return ran
+
+
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_a_prompt_is_one_operator(has_mask, device, monkeypatch):
-    ran, run_layers = [], _layer_stack._run
-    monkeypatch.setattr(
-        _layer_stack, "_run", lambda *given, **to: ran.append(0) or run_layers(*given, **to)
-    )
+def test_a_prompt_is_one_operator(has_mask, device, stacks):
     model, inputs = make("mamba", device), draw(device)
     if has_mask:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
@@ -79,7 +88,15 @@ def test_a_prompt_is_one_operator(has_mask, device, monkeypatch):
     expected = run()
     with integration.enable():
         assert_near(run(), expected)
-    assert len(ran) == 1
+    assert stacks == [20]
+
+
+def test_tokens_of_many_rows_are_one_operator(device, stacks):
+    model, tokens = make("mamba", device), draw(device, batch=70, seqlen=9)["input_ids"]
+    expected = advance(model, tokens.split([6, 1, 1, 1], dim=1))
+    with integration.enable():
+        assert_near(advance(model, tokens.split([6, 1, 1, 1], dim=1)), expected)
+    assert stacks == [6, 1, 1, 1]
 
 
 def test_a_cache_may_record_the_past(device):

@@ -246,6 +246,7 @@ void implement_convolution(auto& library) {
 struct ConvOps {
   decltype(&conv_forward<void>) forward;
   decltype(&conv_backward<void>) backward;
+  decltype(&causal_conv1d_update<void>) update;
 };
 /// The activation of a layer's convolution.
 inline const std::optional<Text> kSilu = "silu";

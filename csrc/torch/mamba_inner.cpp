@@ -4,51 +4,16 @@
 #include <array>
 
 #include "checked_call.h"
+#include "layer_rows.h"
 #include "ranks.h"
 
 namespace selective_scan::op {
 namespace {
 
-// --- views ------------------------------------------------------------------------------------
-
-/// Views `count` channels, from `first` on, of rows (batch, seqlen, channels) as (batch, count,
-/// seqlen).
-Tensor channels_of(const Tensor& rows, int64_t first, int64_t count) {
-  return view_as(rows, {rows.size(0), count, rows.size(1)},
-                 {rows.stride(0), rows.stride(2), rows.stride(1)}, first * rows.stride(2));
-}
-Tensor channels_of(const Tensor& rows) {
-  return channels_of(rows, 0, rows.size(2));
-}
-
-/// Views `count` columns, from `first` on, of contiguous rows as a matrix with batch and time in
-/// one dimension.
-Tensor matrix_of(const Tensor& rows, int64_t first, int64_t count) {
-  const int64_t channels = rows.size(2);
-  return view_as(rows, {rows.size(0) * rows.size(1), count}, {channels, 1}, first);
-}
-Tensor matrix_of(const Tensor& rows) {
-  return matrix_of(rows, 0, rows.size(2));
-}
-
-Tensor transposed(const Tensor& matrix) {
-  return view_as(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
-}
-
-/// Views (dim, 1, width) as (dim, width).
-Tensor taps_of(const Tensor& weight) {
-  return view_as(weight, {weight.size(0), weight.size(2)}, {weight.stride(0), weight.stride(2)});
-}
+constexpr int64_t kNoPadding = -1;  // the slot of rows that are padding, which no row is
 
 ScalarType at_least_single(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
-/// Views `count` steps, from `first` on, of (batch, dim, steps).
-Tensor steps_of(const Tensor& channels, int64_t first, int64_t count) {
-  return view_as(channels, {channels.size(0), channels.size(1), count},
-                 {channels.stride(0), channels.stride(1), channels.stride(2)},
-                 first * channels.stride(2));
 }
 
 /// Moves the steps of x, (batch, dim, seqlen), into the convolution's last inputs.
@@ -98,10 +63,12 @@ struct Layer {
   Tensor A;                 // in its own dtype
   std::vector<Cast> casts;  // that fill some of these tensors
   std::optional<Ranks> ranks;
-  const LayerStates* states = nullptr;  // of a forward call that changes them
+  const LayerStates* states;  // of a forward call that changes them
 
   /// Reuses the tensors that the forward pass saved in `kept`.
-  Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept) : ops(ops), args(args) {
+  Layer(const LayerOps& ops, const LayerArguments& args, LayerKept& kept,
+        const LayerStates* states = nullptr)
+      : ops(ops), args(args), states(states) {
     if (args.group) ranks.emplace(*args.group);
     check_options();
     check_tensors();
@@ -112,7 +79,7 @@ struct Layer {
     if (args.in_proj_weight) {
       input = in_products_dtype(args.xz);
       if (dtype != given) kept.input = input;
-      if (!kept.poles.defined()) {
+      if (!kept.poles.defined() && !takes_step()) {
         kept.poles = allocate(args.xz, {dim, dstate}, at_least_single(dtype_of(args.A)));
         casts.push_back({as_contiguous(args.A), kept.poles, true});
       }
@@ -247,6 +214,10 @@ struct Layer {
 
   int64_t projected() const { return rank + 2 * dstate; }
 
+  /// Returns whether the call takes one step from its states, for which convolution and scan have
+  /// kernels that change the states in place.
+  bool takes_step() const { return states && !states->begins && seqlen == 1; }
+
   Tensor new_rows(int64_t channels) const { return new_rows(channels, dtype); }
   Tensor new_rows(int64_t channels, ScalarType of) const {
     return allocate(args.xz, {batch, seqlen, channels}, of);
@@ -307,6 +278,12 @@ struct Layer {
   /// Returns the convolution of x as rows.
   Tensor convolve(const Tensor& x, LayerKept& kept) const {
     const Tensor taps = taps_of(args.conv1d_weight);
+    if (takes_step()) {
+      const Tensor u = new_rows(dim);
+      ops.conv.update({step_of(x), states->conv_state, taps, args.conv1d_bias, kSilu, std::nullopt,
+                       std::nullopt, kNoPadding, step_of(channels_of(u))});
+      return u;
+    }
     const int64_t history = taps.size(1) - 1;
     if (ranks && !kept.before.defined()) {
       std::tie(kept.before, kept.counts) = ranks->steps_before(x, history);
@@ -333,6 +310,16 @@ struct Layer {
   /// Computes the time steps; `steps` is a matrix.
   void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
     multiply(steps, matrix_of(x_dbl, 0, rank), transposed(*weights.delta_proj));
+  }
+  /// Takes one step of the scan.
+  Tensor update(const Tensor& u, const Tensor& steps, const Tensor& x_dbl) const {
+    const Tensor y = new_rows(dim);
+    ops.update({states->state, step_of(channels_of(u)), step_of(channels_of(steps)), args.A,
+                step_of(B_of(x_dbl)), step_of(C_of(x_dbl)), args.D, step_of(half(1)),
+                args.delta_bias, args.delta_softplus, std::nullopt, std::nullopt, kNoPadding,
+                step_of(channels_of(y)), args.discretization_method, /*A_is_log=*/true,
+                std::nullopt});
+    return y;
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
@@ -390,7 +377,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
     return rows_of(scanned);
   };
   const std::vector<Scan> all = scans();
-  Tensor y = scan(all[0], kept.scan);
+  Tensor y = takes_step() ? update(u, steps, x_dbl) : scan(all[0], kept.scan);
   if (all.size() > 1) add(y, scan(all[1], kept.second_scan));
   if (saves) {
     kept.x_dbl = x_dbl;
@@ -516,8 +503,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves,
                            const LayerStates* states) {
   LayerForward made;
-  Layer layer(ops, args, made.kept);
-  layer.states = states;
+  Layer layer(ops, args, made.kept, states);
   made.out = layer.forward(saves, made.kept);
   if (!saves) made.kept = {};
   return made;

@@ -19,6 +19,7 @@
 
 #include "conv_ops.h"
 #include "scan_ops.h"
+#include "update_ops.h"
 
 namespace selective_scan::op {
 
@@ -33,6 +34,7 @@ struct Cast {
 struct LayerOps {
   const ScanOps& scan;
   const ConvOps& conv;
+  decltype(&selective_state_update<void>) update;
   /// out = left·right
   AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right);
   /// out = beta·self + alpha·left·right
@@ -102,7 +104,7 @@ struct LayerGradients {
       ddelta_proj_weight, dout_proj_weight, dout_proj_bias, dA, dA_b, dD, ddelta_bias;
 };
 
-/// With `states`, the layer has one direction and one sequence per batch entry.
+/// With `states`, the layer has in_proj_weight, one direction and one sequence per batch entry.
 LayerForward layer_forward(const LayerOps& ops, const LayerArguments& args, bool saves,
                            const LayerStates* states = nullptr);
 /// Recomputes `kept` if it is empty. xz may be the cast input that stands for it; its dtype was

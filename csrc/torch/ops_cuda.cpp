@@ -165,9 +165,10 @@ Tensor sum(const Tensor& residual, const Tensor& product) {
 
 constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
                            &other_gradients<ScanBackend<DiagonalA>>};
-constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>};
+constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>,
+                           &causal_conv1d_update<CudaBackend>};
 constexpr LayerOps kLayerOps{
-    kScanOps, kConvOps, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
+    kScanOps, kConvOps, &selective_state_update<CudaBackend>, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
 constexpr StackOps kStackOps{kLayerOps,
                              {&add_rms_norm_fwd<CudaBackend>, &add_rms_norm_bwd<CudaBackend>}};
 

@@ -20,8 +20,7 @@ from .._discretization import at_least_single
 from .._layer_stack import StackStates, run_stack
 from .._module_arguments import check_choice, check_count, refuse
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
-from .._plain_stack import Stack
-from .._s6_step import S6_STEP
+from .._plain_stack import Stack, serves
 from .._wider_states import steps_in_one
 from ..cache import needs_gradient
 from .block import Block, add_norm
@@ -254,7 +253,7 @@ class MixerModel(nn.Module):
         if (
             params.seqlen_offset == 0
             or input_ids.shape[1] != 1
-            or not S6_STEP.has_kernels_for(input_ids.device.type)
+            or not serves(input_ids)
             or not can_be_called_in_vain(self.embedding)
             or needs_gradient(self, input_ids)
         ):
@@ -281,15 +280,16 @@ class MixerModel(nn.Module):
             return None
         states = StackStates()
         if params is not None:
+            begins = params.seqlen_offset == 0
             if (
-                params.seqlen_offset > 0
+                not (begins or hidden.shape[1] == 1)
                 or cu_seqlens is not None
                 or not all(mixer.takes_steps_in_one() for mixer in mixers)
                 or needs_gradient(self, hidden)
             ):
                 return None
             pairs = [mixer._get_states_from_cache(params, hidden.shape[0]) for mixer in mixers]
-            states = StackStates(*map(list, zip(*pairs, strict=True)), begins=True)
+            states = StackStates(*map(list, zip(*pairs, strict=True)), begins=begins)
         stack = Stack(
             self.layers._modules.values(),
             self.norm_f,

@@ -94,49 +94,61 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
         return None
     if (mixers := _plain_mixers(model, module)) is None:
         return None
-    blocks = model.layers._modules.values()
     states = _states_of(cache)
     if states is None or len(states) != len(mixers):
         return None
-    norm = model.norm_f
-    stack = Stack(blocks, norm, module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
-    out = steps_in_one(mixers, model.embeddings(input_ids), states, stack, owner=cache)
-    if out is not None and any(block.residual_in_fp32 for block in blocks):
-        return out.to(at_least_single(out.dtype))
-    return out
+    hidden, stack = model.embeddings(input_ids), _stack_of(model, module)
+    out = steps_in_one(mixers, hidden, states, stack, owner=cache)
+    if out is None:
+        return _run(model, mixers, hidden, stack, StackStates(*zip(*states, strict=True)))
+    return out.to(_stream_dtype(stack, hidden))
 
 
 def _sequence(model: Any, module: ModuleType, hidden: Tensor, cache: Any) -> Tensor | None:
     """Returns the model's result for sequences from their first step on, given the embeddings, and
     fills the cache if there is one; None if a call of the blocks might do something else."""
-    if (
-        not _pytorch.is_plain_call()
-        or hidden.dtype == torch.float64  # whose residual may be rounded to float32
-        or (mixers := _plain_mixers(model, module)) is None
-    ):
+    if not _pytorch.is_plain_call() or (mixers := _plain_mixers(model, module)) is None:
         return None
-    blocks = model.layers._modules.values()
-    in_fp32 = next(iter(blocks)).residual_in_fp32
-    options = (("residual_in_fp32", in_fp32),)
-    if model.training:
-        options += (("gradient_checkpointing", False),)
-    kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
-    stack = Stack(blocks, model.norm_f, *kinds, options)
-    stream_dtype = torch.float32 if in_fp32 else hidden.dtype
-    given = (model, mixers, hidden, stack, None, stream_dtype, stream_dtype)
+    stack = _stack_of(model, module)
     if cache is None:
-        return run_stack(*given)
+        return _run(model, mixers, hidden, stack)
     first, batch = mixers[0], hidden.shape[0]
     rows = (len(mixers), batch, first.intermediate_size)
     dtype = autocast_dtype_of(hidden.device) or hidden.dtype
     conv_states = hidden.new_empty(*rows, first.conv_kernel_size, dtype=dtype)
     states = hidden.new_empty(*rows, first.ssm_state_size, dtype=at_least_single(dtype))
-    out = run_stack(*given, StackStates(conv_states.unbind(), states.unbind(), begins=True))
+    given = StackStates(conv_states.unbind(), states.unbind(), begins=True)
+    out = _run(model, mixers, hidden, stack, given)
     if out is not None:
         for mixer, conv_state, state in zip(mixers, conv_states, states, strict=True):
             cache.update_conv_state(conv_state, mixer.layer_idx)
             cache.update_recurrent_state(state, mixer.layer_idx)
     return out
+
+
+def _stack_of(model: Any, module: ModuleType) -> Stack:
+    """Returns the modules around the mixers. All blocks must have the options of the first."""
+    blocks = model.layers._modules.values()
+    options = (("residual_in_fp32", next(iter(blocks)).residual_in_fp32),)
+    if model.training:
+        options += (("gradient_checkpointing", False),)
+    kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
+    return Stack(blocks, model.norm_f, *kinds, options)
+
+
+def _run(
+    model: Any, mixers: list[nn.Module], hidden: Tensor, stack: Stack, *states: StackStates
+) -> Tensor | None:
+    """Runs the stack by ops of several layers; None if they do not compute what the blocks do."""
+    if hidden.dtype == torch.float64:  # whose residual may be rounded to float32
+        return None
+    dtype = _stream_dtype(stack, hidden)
+    return run_stack(model, mixers, hidden, stack, None, dtype, dtype, *states)
+
+
+def _stream_dtype(stack: Stack, hidden: Tensor) -> torch.dtype:
+    in_fp32 = dict(stack.options)["residual_in_fp32"]
+    return at_least_single(hidden.dtype) if in_fp32 else hidden.dtype
 
 
 def _is_new(cache: Any, depth: int) -> bool:
