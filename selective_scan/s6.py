@@ -153,7 +153,7 @@ class S6(nn.Module):
     ) -> Tensor:
         """Runs all layers and the final norm.
 
-        With a cache, a call of at most 8 steps and few rows runs as a single operator, a longer one
+        With a cache, a call of at most 8 steps and few rows runs as a single operator, another one
         by an operator for four layers at a time, provided that all layers consist of nothing but
         their weights (no hooks, adapters or replaced modules); see docs/serving.md.
 
