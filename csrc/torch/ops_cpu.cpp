@@ -113,8 +113,14 @@ constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
                            &other_gradients<ScanBackend<DiagonalA>>};
 constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>,
                            &causal_conv1d_update<CpuBackend>};
-constexpr LayerOps kLayerOps{
-    kScanOps, kConvOps, &selective_state_update<CpuBackend>, &aoti_torch_cpu_mm_out, &aoti_torch_cpu_addmm_out, false, &cast, &sum};
+constexpr LayerOps kLayerOps{kScanOps,
+                             kConvOps,
+                             &selective_state_update<CpuBackend>,
+                             &aoti_torch_cpu_mm_out,
+                             &aoti_torch_cpu_addmm_out,
+                             false,
+                             &cast,
+                             &sum};
 constexpr StackOps kStackOps{kLayerOps,
                              {&add_rms_norm_fwd<CpuBackend>, &add_rms_norm_bwd<CpuBackend>}};
 

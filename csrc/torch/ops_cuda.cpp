@@ -167,8 +167,14 @@ constexpr ScanOps kScanOps{&scan_forward<ScanBackend<DiagonalA>>,
                            &other_gradients<ScanBackend<DiagonalA>>};
 constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBackend>,
                            &causal_conv1d_update<CudaBackend>};
-constexpr LayerOps kLayerOps{
-    kScanOps, kConvOps, &selective_state_update<CudaBackend>, &aoti_torch_cuda_mm_out, &aoti_torch_cuda_addmm_out, true, &cast, &sum};
+constexpr LayerOps kLayerOps{kScanOps,
+                             kConvOps,
+                             &selective_state_update<CudaBackend>,
+                             &aoti_torch_cuda_mm_out,
+                             &aoti_torch_cuda_addmm_out,
+                             true,
+                             &cast,
+                             &sum};
 constexpr StackOps kStackOps{kLayerOps,
                              {&add_rms_norm_fwd<CudaBackend>, &add_rms_norm_bwd<CudaBackend>}};
 
