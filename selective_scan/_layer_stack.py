@@ -21,7 +21,14 @@ from ._function import differentiate
 from ._inspected import ALL_HOOKS, Inspected, are_the_same
 from ._layer_input import autocast_dtype_of
 from ._ops import ops
-from ._plain_stack import Stack, inspect, norms_of, options_of, plain_weights_of
+from ._plain_stack import (
+    Stack,
+    inner_eps_of,
+    inspect,
+    norms_of,
+    options_of,
+    plain_weights_of,
+)
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
 if TYPE_CHECKING:
@@ -55,6 +62,7 @@ class _Options(NamedTuple):
 
     kinds: list[int]
     eps: float
+    inner_eps: float | None
     delta_softplus: bool
     discretization_method: str
     bidirectional: bool
@@ -64,7 +72,7 @@ class _Options(NamedTuple):
 
     def behind_norm_f(self, cu_seqlens: Tensor | None) -> tuple:
         """Returns the arguments that the ops take behind norm_f."""
-        return (*self[1:5], cu_seqlens, *self[5:])
+        return (*self[1:6], cu_seqlens, *self[6:])
 
 
 class _Known(NamedTuple):
@@ -162,6 +170,8 @@ def run_stack(
         out_dtype: the dtype of the result; None for that of the products, autocast's if there is.
         states: the states from which a call that needs no gradient goes on, changed in place.
 
+    Mixers with inner norms have no backward pass.
+
     Returns:
         (batch, seqlen, d_model); None if the ops do not compute what the modules do, or if they
         would not be faster. Nothing has changed then.
@@ -188,6 +198,7 @@ def run_stack(
     if (
         not 0 < batch * seqlen * known.sizes[0] <= MOST_ELEMENTS[x.device.type]
         or not states.fit(x, *known.sizes)
+        or (known.options.inner_eps is not None and _needs_gradient(x, known))
         or {it.dtype for it in known.of_one_dtype} != {x.dtype}
         or (autocast_dtype is not None and x.dtype != torch.float32)
         # Autocast keeps the weights that it has cast from step to step; the op would cast them.
@@ -213,6 +224,10 @@ def run_stack(
     return hidden
 
 
+def _needs_gradient(x: Tensor, known: _Known) -> bool:
+    return _pytorch.is_gradient_needed((x, known.norm_f, *chain(*known.weights)))
+
+
 def _inspect(
     layers: Collection[MambaMixer], d_model: int, stack: Stack, around: tuple[object, ...]
 ) -> _Known | None:
@@ -220,6 +235,9 @@ def _inspect(
     if (found := norms_of(stack, d_model)) is None:
         return None
     (norm_f, *norms), eps = found
+    inner_eps = inner_eps_of(layers, stack)
+    if inner_eps is None and stack.inner_norm_kind is not None:
+        return None
     own = [plain_weights_of(layer) for layer in layers]
     options = {*map(options_of, layers)}
     if None in own or len(options) != 1:
@@ -247,7 +265,7 @@ def _inspect(
             [weight for kind in kinds for weight in columns[kind][first : first + MOST_LAYERS]]
             for first in range(0, len(scales), MOST_LAYERS)
         ],
-        _Options(kinds, eps, softplus, method, bidirectional),
+        _Options(kinds, eps, inner_eps, softplus, method, bidirectional),
         (*columns[_KINDS.index("A_log")][0].shape, width),
         [last, *scales, *columns[_KINDS.index("in_proj")]],
     )
@@ -310,7 +328,7 @@ class _Composition(NamedTuple):
         norm_f: Tensor | None,
         *weights: Tensor,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        kinds, eps, softplus, method, bidirectional, autocast_dtype, *dtypes = self.options
+        kinds, eps, _, softplus, method, bidirectional, autocast_dtype, *dtypes = self.options
         stream_dtype, out_dtype = dtypes
         depth = len(weights) // len(kinds)
         columns = [[None] * depth for _ in _KINDS]

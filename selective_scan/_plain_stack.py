@@ -46,6 +46,8 @@ class Stack(NamedTuple):
         norm_kind: the class that the norms must have.
         eps_name: the name of the norms' attribute eps.
         options: names of attributes of the modules, and the values that they must have.
+        inner_norm_kind: the class of the RMS norms without weights by which the mixers norm dt, B
+            and C, if they do. Only ops of several layers support them, not the operator of a step.
     """
 
     modules: Collection[nn.Module]
@@ -54,6 +56,12 @@ class Stack(NamedTuple):
     norm_kind: type[nn.Module]
     eps_name: str = "eps"
     options: tuple[tuple[str, object], ...] = ()
+    inner_norm_kind: type[nn.Module] | None = None
+
+    def inner_norms_of(self, layers: Collection[MambaMixer]) -> list[nn.Module]:
+        """Returns the mixers' inner norms, none if they have none."""
+        names = () if self.inner_norm_kind is None else _INNER_NORMS
+        return [layer._modules[name] for layer in layers for name in names]
 
 
 def step_in_one(
@@ -186,6 +194,15 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
     return norms, eps
 
 
+def inner_eps_of(layers: Collection[MambaMixer], stack: Stack) -> float | None:
+    """Returns the eps of the mixers' inner norms; None if there are none, or if their class and one
+    eps do not fully describe them."""
+    norms = stack.inner_norms_of(layers)
+    values = {norm.eps for norm in norms}
+    are_plain = all(type(it) is stack.inner_norm_kind and has_no_hooks(it) for it in norms)
+    return values.pop() if are_plain and len(values) == 1 else None
+
+
 def inspect(
     layers: Collection[MambaMixer],
     stack: Stack | None,
@@ -200,10 +217,11 @@ def inspect(
     read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
     if stack is not None:
         norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
-        called += [*norms, *stack.modules]
+        inner_norms = stack.inner_norms_of(layers)
+        called += [*norms, *inner_norms, *stack.modules]
         options = [name for name, _ in stack.options]
         read = dict.fromkeys(stack.modules, options) | read
-        read |= dict.fromkeys(norms, (stack.eps_name,))
+        read |= dict.fromkeys(norms, (stack.eps_name,)) | dict.fromkeys(inner_norms, ("eps",))
     return Inspected(read, called, kinds_of_hooks)
 
 
@@ -311,6 +329,7 @@ def _have_equal_strides(tensors: list[Tensor]) -> bool:
 # The parts of a layer that are inspected, and its options with the defaults for layers that lack
 # them.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
+_INNER_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 LAYER_OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
 # The types that the parts of a layer must have for the operator to serve it.
 _PLAIN_PARTS = [

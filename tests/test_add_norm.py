@@ -15,6 +15,7 @@ from changed_parts import CHANGES, Change
 from problem import DTYPES, generator, lay_out
 from selective_scan import S6, MambaMixer, _layer_stack
 from selective_scan._add_norm import add_rms_norm
+from selective_scan._ops import ops
 from selective_scan._plain_mixer import has_no_hooks
 from selective_scan.compat.mixer_seq_simple import MixerModel
 
@@ -154,6 +155,18 @@ def dtype_of(tensor: torch.Tensor | None) -> torch.dtype | None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_matches_the_formula(case, device):
     check(case, device)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "wide"])
+@pytest.mark.parametrize("channels", [1, 16, 77, 1000, 4100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_without_a_weight(dtype, channels, layout, device):
+    rows = laid_out(torch.randn(2, 5, channels, device=device, dtype=dtype), layout)
+    normed, _ = ops.add_rms_norm_fwd(rows, None, None, EPS, dtype, None)
+    ones = torch.ones(channels, device=device, dtype=dtype)
+    assert torch.equal(normed, ops.add_rms_norm_fwd(rows, None, ones, EPS, dtype, None)[0])
+    assert normed.dtype == dtype
+    assert normed.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -21,6 +21,7 @@ from test_transformers import (
     errors,
     make,
     nothing_left,  # noqa: F401, a fixture of every test
+    solve,
 )
 
 
@@ -75,8 +76,9 @@ def stacks(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_a_prompt_is_one_operator(has_mask, device, stacks):
-    model, inputs = make("mamba", device), draw(device)
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_a_prompt_is_one_operator(kind, has_mask, device, stacks):
+    model, inputs = make(kind, device), draw(device)
     if has_mask:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
 
@@ -91,12 +93,50 @@ def test_a_prompt_is_one_operator(has_mask, device, stacks):
     assert stacks == [20]
 
 
-def test_tokens_of_many_rows_are_one_operator(device, stacks):
-    model, tokens = make("mamba", device), draw(device, batch=70, seqlen=9)["input_ids"]
+@pytest.mark.parametrize(("kind", "rows"), [("mamba", 70), ("falcon_mamba", 1)])
+def test_tokens_are_one_operator_of_several_layers(kind, rows, device, stacks):
+    model, tokens = make(kind, device), draw(device, batch=rows, seqlen=9)["input_ids"]
     expected = advance(model, tokens.split([6, 1, 1, 1], dim=1))
     with integration.enable():
         assert_near(advance(model, tokens.split([6, 1, 1, 1], dim=1)), expected)
     assert stacks == [6, 1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("residual_in_fp32", [False, True])
+def test_falcon_mamba_without_a_cache(residual_in_fp32, dtype, device, stacks):
+    """Also after a change of what was inspected: an inner norm's eps, and a hook on one."""
+    model = make("falcon_mamba", device, dtype, residual_in_fp32=residual_in_fp32)
+    inputs = draw(device)
+
+    def run():
+        return {"logits": model(**inputs, use_cache=False).logits}
+
+    norm = model.backbone.layers[1].mixer.b_layernorm
+    with torch.no_grad():
+        for count in (1, 2):
+            expected = run()
+            with integration.enable():
+                assert_near(run(), expected, 1e-5 if dtype == torch.float32 else 2e-2)
+            assert len(stacks) == count
+            for layer in model.backbone.layers:
+                for name in ("dt_layernorm", "b_layernorm", "c_layernorm"):
+                    getattr(layer.mixer, name).eps = 3.0
+        norm.register_forward_hook(lambda module, arguments, result: 3 * result)
+        hooked = run()
+        assert max(errors(hooked, expected).values()) > 0.01
+        with integration.enable():
+            assert_near(run(), hooked, 1e-5 if dtype == torch.float32 else 2e-2)
+    assert len(stacks) == 2
+
+
+def test_falcon_mamba_with_gradients_goes_layer_by_layer(device, stacks):
+    model, inputs = make("falcon_mamba", device).train(), draw(device)
+    with integration.enable():
+        solve(model, inputs)
+        with torch.no_grad():
+            model(**inputs, use_cache=False)
+    assert len(stacks) == 1
 
 
 def test_a_cache_may_record_the_past(device):

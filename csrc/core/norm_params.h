@@ -2,7 +2,8 @@
 //
 //   total  = hidden + residual                       residual is optional
 //   scale  = 1 / sqrt(mean(total²) + eps)
-//   normed = total·scale·weight                      with total before rounding
+//   normed = total·scale·weight                      with total before rounding; without a weight
+//                                                    it is 1
 //
 // The backward pass recomputes the scale. With g = dnormed·weight,
 //
@@ -27,7 +28,7 @@ struct NormParams {
   double eps = 0;
   bool is_double = false;
 
-  ArrayView weight;  // one row
+  ArrayView weight;  // one row; the forward pass may lack it
 };
 
 struct NormForwardParams : NormParams {

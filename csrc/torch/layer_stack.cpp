@@ -25,14 +25,14 @@ struct KeptOfLayer {
 };
 
 struct Stack {
-  const StackOps& ops;
+  const LayerOps& ops;
   const StackArguments& args;
   size_t depth;
   ScalarType product_dtype;
   const OptionalTensor none = std::nullopt;
   const std::optional<ScalarType> no_dtype = std::nullopt;
 
-  Stack(const StackOps& ops, const StackArguments& args)
+  Stack(const LayerOps& ops, const StackArguments& args)
       : ops(ops),
         args(args),
         depth(args.kinds.empty() ? 0 : args.weights.size() / args.kinds.size()),
@@ -44,6 +44,11 @@ struct Stack {
     for (const WeightKind kind : {kNorm, kInProj, kConv1d, kXProj, kDtProj, kALog, kOutProj}) {
       if (!first[kind]) fail("kinds must include ", static_cast<int64_t>(kind));
     }
+  }
+
+  /// Refuses layers that have no backward pass.
+  void check_backward() const {
+    if (args.inner_eps) fail("inner_eps must be None where there is a backward pass");
   }
 
   /// Refuses states that do not fit the call before any of them changes.
@@ -107,17 +112,20 @@ struct Stack {
              /*reverse=*/false,
              args.cu_seqlens,
              no_dtype,
-             none}};
+             none},
+            /*group=*/nullptr,
+            args.inner_eps};
   }
 };
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
+std::tuple<Tensor, Tensor, TensorList> stack_forward(const LayerOps& ops,
                                                      const StackArguments& args,
                                                      const StackStates& states, bool saves) {
   const Stack stack(ops, args);
   stack.check_states(states, saves);
+  if (saves) stack.check_backward();
   TensorList all_kept;
   Tensor hidden = args.x;
   OptionalTensor stream = args.residual;
@@ -132,7 +140,7 @@ std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
     if (!states.states.empty()) {
       of_states = {states.conv_states[i], states.states[i], states.begins};
     }
-    auto [out, of_layer] = layer_forward(ops.layer, stack.mixer_arguments(normed, own), saves,
+    auto [out, of_layer] = layer_forward(ops, stack.mixer_arguments(normed, own), saves,
                                          of_states ? &*of_states : nullptr);
     hidden = out;
     if (!saves) continue;
@@ -148,9 +156,10 @@ std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
 }
 
 std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
-    const StackOps& ops, const StackArguments& args, const Tensor& dout,
+    const LayerOps& ops, const StackArguments& args, const Tensor& dout,
     const OptionalTensor& dstream, const TensorList& kept, bool needs_dx) {
   const Stack stack(ops, args);
+  stack.check_backward();
   std::vector<KeptOfLayer> of_layers(stack.depth);
   auto next = kept.begin();
   for (size_t i = 0; i < stack.depth; ++i) {
@@ -183,8 +192,8 @@ std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
   for (size_t i = stack.depth; i-- > 0;) {
     const Weights own = stack.weights_of(i);
     KeptOfLayer& of_layer = of_layers[i];
-    LayerGradients made = layer_backward(ops.layer, stack.mixer_arguments(of_layer.normed, own),
-                                         dhidden, std::move(of_layer.layer), stack.product_dtype);
+    LayerGradients made = layer_backward(ops, stack.mixer_arguments(of_layer.normed, own), dhidden,
+                                         std::move(of_layer.layer), stack.product_dtype);
     Tensor dnorm;
     if (i > 0) {
       dnorm = through_norm(made.dxz, of_layer.stream, *own[kNorm], stack.product_dtype,

@@ -14,27 +14,8 @@
 #include <vector>
 
 #include "mamba_inner.h"
-#include "norm_ops.h"
 
 namespace selective_scan::op {
-
-struct NormOps {
-  std::tuple<Tensor, Tensor> (*forward)(const Tensor& hidden, const OptionalTensor& residual,
-                                        const Tensor& weight, double eps, ScalarType dtype,
-                                        std::optional<ScalarType> total_dtype);
-  std::tuple<Tensor, Tensor, Tensor> (*backward)(const Tensor& dnormed,
-                                                 const OptionalTensor& dtotal, const Tensor& total,
-                                                 const Tensor& weight, double eps,
-                                                 std::optional<ScalarType> hidden_dtype,
-                                                 std::optional<ScalarType> residual_dtype,
-                                                 bool needs_weight);
-};
-
-/// The functions by which a backend computes a stack.
-struct StackOps {
-  const LayerOps& layer;
-  NormOps norm;
-};
 
 /// The kinds of a layer's weights. selective_scan/_layer_stack.py lists them in the same order.
 enum WeightKind : int64_t {
@@ -55,7 +36,8 @@ enum WeightKind : int64_t {
 
 /// x is what enters the first layer's sum with the residual, the stream so far, which the first
 /// layers of a model lack; only its last layers have norm_f. `weights` holds those of the first
-/// kind in `kinds` for all layers, then those of the next kind.
+/// kind in `kinds` for all layers, then those of the next kind. Layers with inner_eps have no
+/// backward pass here; see LayerArguments.
 struct StackArguments {
   const Tensor& x;
   const OptionalTensor& residual;
@@ -63,6 +45,7 @@ struct StackArguments {
   const std::vector<int64_t>& kinds;
   const OptionalTensor& norm_f;
   double eps;
+  std::optional<double> inner_eps;
   bool delta_softplus;
   const Text& discretization_method;
   bool bidirectional;
@@ -82,13 +65,13 @@ struct StackStates {
 
 /// Returns out, or without norm_f what the next layer adds to the stream; without norm_f the
 /// stream; and the tensors that the backward pass wants if it is to follow.
-std::tuple<Tensor, Tensor, TensorList> stack_forward(const StackOps& ops,
+std::tuple<Tensor, Tensor, TensorList> stack_forward(const LayerOps& ops,
                                                      const StackArguments& args,
                                                      const StackStates& states, bool saves);
 /// Returns the gradients of x, of the residual, of the weights, and of norm_f, those of x and the
 /// residual only if `needs_dx`.
 std::tuple<Tensor, Tensor, TensorList, Tensor> stack_backward(
-    const StackOps& ops, const StackArguments& args, const Tensor& dout,
+    const LayerOps& ops, const StackArguments& args, const Tensor& dout,
     const OptionalTensor& dstream, const TensorList& kept, bool needs_dx);
 
 /// The ops; Of are the types of a stack's arguments.
@@ -96,12 +79,12 @@ template <class Of>
 struct LayerStackOps;
 template <class... Of>
 struct LayerStackOps<TypeList<Of...>> {
-  template <const StackOps& kOps>
+  template <const LayerOps& kOps>
   static auto forward(Of... of_stack, const TensorList& conv_states, const TensorList& states,
                       bool begins, bool saves) {
     return stack_forward(kOps, {of_stack...}, {conv_states, states, begins}, saves);
   }
-  template <const StackOps& kOps>
+  template <const LayerOps& kOps>
   static auto backward(const Tensor& dout, const OptionalTensor& dstream, const TensorList& kept,
                        Of... of_stack, bool needs_dx) {
     return stack_backward(kOps, {of_stack...}, dout, dstream, kept, needs_dx);
@@ -113,8 +96,9 @@ void define_layer_stack(auto& library) {
   // Only Python calls these ops, and never under tracing.
   const std::string of_stack =
       "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, "
-      "bool delta_softplus, str discretization_method, bool bidirectional, Tensor? cu_seqlens, "
-      "ScalarType? autocast_dtype, ScalarType stream_dtype, ScalarType out_dtype, ";
+      "float? inner_eps, bool delta_softplus, str discretization_method, bool bidirectional, "
+      "Tensor? cu_seqlens, ScalarType? autocast_dtype, ScalarType stream_dtype, "
+      "ScalarType out_dtype, ";
   library.def(("layer_stack_fwd(" + of_stack +
                "Tensor(a!)[] conv_states, Tensor(b!)[] states, bool begins, bool saves) "
                "-> (Tensor out, Tensor stream, Tensor[] kept)")
@@ -124,12 +108,12 @@ void define_layer_stack(auto& library) {
                   .c_str());
 }
 
-template <const StackOps& kOps>
+template <const LayerOps& kOps>
 void implement_layer_stack(auto& library) {
   using Ops = LayerStackOps<
       TypeList<const Tensor&, const OptionalTensor&, const TensorList&, const std::vector<int64_t>&,
-               const OptionalTensor&, double, bool, const Text&, bool, const OptionalTensor&,
-               std::optional<ScalarType>, ScalarType, ScalarType>>;
+               const OptionalTensor&, double, std::optional<double>, bool, const Text&, bool,
+               const OptionalTensor&, std::optional<ScalarType>, ScalarType, ScalarType>>;
   library.impl("layer_stack_fwd", TORCH_BOX(&Ops::template forward<kOps>));
   library.impl("layer_stack_bwd", TORCH_BOX(&Ops::template backward<kOps>));
 }

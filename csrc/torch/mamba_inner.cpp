@@ -45,6 +45,11 @@ struct Scan {
   bool reverse;
 };
 
+/// The parts of x_dbl: dt as a matrix, B and C as (batch, dstate, seqlen).
+struct Projected {
+  Tensor dt, B, C;
+};
+
 /// The gradients of rows that a scan writes. It writes the steps' gradient where dx will be.
 struct RowGradients {
   Tensor du, dxz, dx_dbl;
@@ -192,7 +197,7 @@ struct Layer {
     rank = call[tables::kDtRank];
     d_model = call[tables::kDModel];
     check_shape("x_proj_weight", args.x_proj_weight,
-                {{"dt_rank+dstate+dstate", projected()}, {"dim", dim}});
+                {{"dt_rank+dstate+dstate", num_projected()}, {"dim", dim}});
   }
 
   /// Refuses a residual that is less precise than out would be without it.
@@ -212,7 +217,7 @@ struct Layer {
     if (!rows.is_contiguous()) fail(name, " must be contiguous");
   }
 
-  int64_t projected() const { return rank + 2 * dstate; }
+  int64_t num_projected() const { return rank + 2 * dstate; }
 
   /// Returns whether the call takes one step from its states, for which convolution and scan have
   /// kernels that change the states in place.
@@ -307,19 +312,29 @@ struct Layer {
     if (ranks) ranks->exchange_step_gradients(dstates, kept.counts, dx);
     return {dweight, dbias};
   }
-  /// Computes the time steps; `steps` is a matrix.
-  void project_steps(const Tensor& steps, const Tensor& x_dbl) const {
-    multiply(steps, matrix_of(x_dbl, 0, rank), transposed(*weights.delta_proj));
+  /// Computes the time steps; both are matrices.
+  void project_steps(const Tensor& steps, const Tensor& dt) const {
+    multiply(steps, dt, transposed(*weights.delta_proj));
   }
   /// Takes one step of the scan.
-  Tensor update(const Tensor& u, const Tensor& steps, const Tensor& x_dbl) const {
+  Tensor update(const Tensor& u, const Tensor& steps, const Projected& projected) const {
     const Tensor y = new_rows(dim);
     ops.update({states->state, step_of(channels_of(u)), step_of(channels_of(steps)), args.A,
-                step_of(B_of(x_dbl)), step_of(C_of(x_dbl)), args.D, step_of(half(1)),
+                step_of(projected.B), step_of(projected.C), args.D, step_of(half(1)),
                 args.delta_bias, args.delta_softplus, std::nullopt, std::nullopt, kNoPadding,
                 step_of(channels_of(y)), args.discretization_method, /*A_is_log=*/true,
                 std::nullopt});
     return y;
+  }
+  Projected parts_of(const Tensor& x_dbl) const {
+    if (!args.inner_eps) return {matrix_of(x_dbl, 0, rank), B_of(x_dbl), C_of(x_dbl)};
+    const auto normed = [&](int64_t first, int64_t count) {
+      const Tensor part = view_as(x_dbl, {batch, seqlen, count}, x_dbl.strides(), first);
+      return std::get<0>(
+          ops.norm.forward(part, std::nullopt, std::nullopt, *args.inner_eps, dtype, std::nullopt));
+    };
+    return {matrix_of(normed(0, rank)), channels_of(normed(rank, dstate)),
+            channels_of(normed(rank + dstate, dstate))};
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }
@@ -353,10 +368,11 @@ Tensor Layer::forward(bool saves, LayerKept& kept) {
 Tensor Layer::run(bool saves, LayerKept& kept) {
   project(kept);
   const Tensor u = convolve(half(0), kept);
-  const Tensor x_dbl = new_rows(projected());
+  const Tensor x_dbl = new_rows(num_projected());
   multiply(x_dbl, u, *weights.x_proj, std::nullopt);
+  const Projected projected = parts_of(x_dbl);
   const Tensor steps = new_rows(dim);
-  project_steps(matrix_of(steps), x_dbl);
+  project_steps(matrix_of(steps), projected.dt);
   const auto scan = [&](const Scan& it, LayerKept::OfScan& kept_of) {
     const Enter enter = [&](const Tensor& map) {
       std::tie(kept_of.entering, kept_of.factors) = ranks->state_before(map, it.reverse);
@@ -365,7 +381,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
     OptionalTensor initial_state;
     if (states && !states->begins) initial_state = cast(states->state, at_least_single(dtype));
     const auto [scanned, last_state, saved] =
-        ops.scan.forward({channels_of(u), channels_of(steps), it.A, B_of(x_dbl), C_of(x_dbl), it.D,
+        ops.scan.forward({channels_of(u), channels_of(steps), it.A, projected.B, projected.C, it.D,
                           half(1), args.delta_bias, args.delta_softplus, args.discretization_method,
                           initial_state, it.reverse, args.cu_seqlens, std::nullopt},
                          saves, ranks ? &enter : nullptr, true);
@@ -377,7 +393,7 @@ Tensor Layer::run(bool saves, LayerKept& kept) {
     return rows_of(scanned);
   };
   const std::vector<Scan> all = scans();
-  Tensor y = takes_step() ? update(u, steps, x_dbl) : scan(all[0], kept.scan);
+  Tensor y = takes_step() ? update(u, steps, projected) : scan(all[0], kept.scan);
   if (all.size() > 1) add(y, scan(all[1], kept.second_scan));
   if (saves) {
     kept.x_dbl = x_dbl;
@@ -416,7 +432,7 @@ void Layer::scan_backward(const Tensor& dy, const Tensor& u, const Tensor& delta
     return;
   }
   // The first scan runs last because it may overwrite what the other one reads.
-  RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(projected())};
+  RowGradients others{new_rows(dim), new_rows(2 * dim), new_rows(num_projected())};
   const auto [dA, dD, ddelta_bias, dstate, dsteps] = run(all[1], kept.second_scan, others);
   std::tie(made.dA, made.dD, made.ddelta_bias, std::ignore, std::ignore) =
       run(all[0], kept.scan, rows);
@@ -447,7 +463,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
     run(true, kept);
     own_y = kept.y;
   }
-  check_kept("x_dbl", kept.x_dbl, {"projected", projected()});
+  check_kept("x_dbl", kept.x_dbl, {"projected", num_projected()});
   if (weights.out_proj) check_kept("y", kept.y, {"dim", dim});
   if (kept.u.defined()) check_kept("u", kept.u, {"dim", dim});
   if (kept.steps.defined()) check_kept("steps", kept.steps, {"dim", dim});
@@ -457,7 +473,7 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
   // Rows are long, so buffers are reused: the scan writes du over dy, which may lie in y's memory,
   // and the steps' gradient where dx will be. The steps lie there too, unless they were kept.
   RowGradients rows{own_y.defined() ? std::move(own_y) : new_rows(dim), new_rows(2 * dim),
-                    new_rows(projected())};
+                    new_rows(num_projected())};
   Tensor dy = gradient;
   if (weights.out_proj) {
     const Tensor of_out = matrix_of(gradient);
@@ -467,7 +483,9 @@ LayerGradients Layer::backward(const Tensor& dout, LayerKept& kept, ScalarType x
     multiply(matrix_of(dy), of_out, *weights.out_proj);
   }
   Tensor u = kept.u.defined() ? kept.u : convolve(x, kept);
-  if (!kept.steps.defined()) project_steps(matrix_of(rows.dxz, 0, dim), x_dbl);
+  if (!kept.steps.defined()) {
+    project_steps(matrix_of(rows.dxz, 0, dim), matrix_of(x_dbl, 0, rank));
+  }
   const Tensor delta =
       kept.steps.defined() ? channels_of(kept.steps) : channels_of(rows.dxz, 0, dim);
   scan_backward(dy, u, delta, kept, rows, made);

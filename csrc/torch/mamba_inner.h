@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "conv_ops.h"
+#include "norm_ops.h"
 #include "scan_ops.h"
 #include "update_ops.h"
 
@@ -35,6 +36,7 @@ struct LayerOps {
   const ScanOps& scan;
   const ConvOps& conv;
   decltype(&selective_state_update<void>) update;
+  NormOps norm;
   /// out = left·right
   AOTITorchError (*mm_out)(AtenTensorHandle out, AtenTensorHandle left, AtenTensorHandle right);
   /// out = beta·self + alpha·left·right
@@ -59,8 +61,12 @@ struct LayerOps {
 /// only scan runs from the last step to the first, and the convolution looks at later steps.
 ///
 /// With a group, xz holds one rank's steps of a sequence that runs through the steps of all ranks.
+///
+/// With inner_eps, dt, B and C are each divided by their root mean square, as FalconMamba's are.
+/// Such a layer has no backward pass.
 struct LayerArguments : tables::MambaInnerArguments {
   const Text* group = nullptr;
+  std::optional<double> inner_eps = std::nullopt;
 };
 
 /// The tensors that the backward pass wants; undefined if nothing is kept. `input`, `xz_rows` and

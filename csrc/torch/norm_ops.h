@@ -19,22 +19,25 @@ template <class Backend, class Params>
 struct NormCall {
   const char* name;    // of rows
   const Tensor& rows;  // whose shape the others must match
-  Tensor scales;       // the weight, contiguous
+  Tensor scales;       // the weight, contiguous; undefined if there is none
   std::vector<Tensor> copies;
   Params params;
 
-  NormCall(const char* name, const Tensor& rows, const Tensor& weight, double eps)
+  NormCall(const char* name, const Tensor& rows, const OptionalTensor& weight, double eps)
       : name(name), rows(rows) {
     if (rows.dim() == 0) fail(name, " must be (..., channels), got ()");
     const int64_t channels = rows.size(rows.dim() - 1);
-    check_beside("weight", weight, name, rows, kRealDtypes, {{"channels", channels}});
+    if (weight) {
+      check_beside("weight", *weight, name, rows, kRealDtypes, {{"channels", channels}});
+    }
     if (Backend::kMostChannels > 0 && channels > Backend::kMostChannels) {
       fail(name, " must have at most ", Backend::kMostChannels, " channels, got ", channels);
     }
     params.channels = channels;
     params.rows = channels == 0 ? 0 : rows.numel() / channels;
     params.eps = eps;
-    scales = as_contiguous(weight);
+    if (!weight) return;
+    scales = as_contiguous(*weight);
     set_view(params.weight, scales, 0);
   }
 
@@ -87,7 +90,8 @@ struct NormCall {
 /// Returns the normed rows and, if total_dtype is given, the sum of hidden and residual.
 template <class Backend>
 std::tuple<Tensor, Tensor> add_rms_norm_fwd(const Tensor& hidden, const OptionalTensor& residual,
-                                            const Tensor& weight, double eps, ScalarType dtype,
+                                            const OptionalTensor& weight, double eps,
+                                            ScalarType dtype,
                                             std::optional<ScalarType> total_dtype) {
   NormCall<Backend, NormForwardParams> call("hidden", hidden, weight, eps);
   NormForwardParams& params = call.params;
@@ -119,10 +123,16 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_bwd(
   return {dhidden, dresidual, dweight};
 }
 
+/// The ops of a backend that composite ops call.
+struct NormOps {
+  decltype(&add_rms_norm_fwd<void>) forward;
+  decltype(&add_rms_norm_bwd<void>) backward;
+};
+
 /// Registers the schemas, once for all backends.
 void define_norm(auto& library) {
   library.def(
-      "add_rms_norm_fwd(Tensor hidden, Tensor? residual, Tensor weight, float eps, "
+      "add_rms_norm_fwd(Tensor hidden, Tensor? residual, Tensor? weight, float eps, "
       "ScalarType dtype, ScalarType? total_dtype) -> (Tensor normed, Tensor total)");
   library.def(
       "add_rms_norm_bwd(Tensor dnormed, Tensor? dtotal, Tensor total, Tensor weight, float eps, "

@@ -116,13 +116,12 @@ constexpr ConvOps kConvOps{&conv_forward<CpuBackend>, &conv_backward<CpuBackend>
 constexpr LayerOps kLayerOps{kScanOps,
                              kConvOps,
                              &selective_state_update<CpuBackend>,
+                             {&add_rms_norm_fwd<CpuBackend>, &add_rms_norm_bwd<CpuBackend>},
                              &aoti_torch_cpu_mm_out,
                              &aoti_torch_cpu_addmm_out,
                              false,
                              &cast,
                              &sum};
-constexpr StackOps kStackOps{kLayerOps,
-                             {&add_rms_norm_fwd<CpuBackend>, &add_rms_norm_bwd<CpuBackend>}};
 
 int64_t state_chunk() {
   return kStateChunk;
@@ -171,7 +170,7 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CPU, m) {
   implement_norm<CpuBackend>(m);
   implement_step<StepBackend>(m);
   implement_mamba_inner<kLayerOps>(m);
-  implement_layer_stack<kStackOps>(m);
+  implement_layer_stack<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

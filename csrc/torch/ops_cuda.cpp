@@ -170,13 +170,12 @@ constexpr ConvOps kConvOps{&conv_forward<CudaBackend>, &conv_backward<CudaBacken
 constexpr LayerOps kLayerOps{kScanOps,
                              kConvOps,
                              &selective_state_update<CudaBackend>,
+                             {&add_rms_norm_fwd<CudaBackend>, &add_rms_norm_bwd<CudaBackend>},
                              &aoti_torch_cuda_mm_out,
                              &aoti_torch_cuda_addmm_out,
                              true,
                              &cast,
                              &sum};
-constexpr StackOps kStackOps{kLayerOps,
-                             {&add_rms_norm_fwd<CudaBackend>, &add_rms_norm_bwd<CudaBackend>}};
 
 std::string cuda_build_info() {
   return joined("{\"version\": \"", SELECTIVE_SCAN_VERSION, "\", \"compiler\": \"", compiler_name(),
@@ -229,7 +228,7 @@ SELECTIVE_SCAN_LIBRARY_IMPL(CUDA, m) {
   implement_norm<CudaBackend>(m);
   implement_step<StepBackend>(m);
   implement_mamba_inner<kLayerOps>(m);
-  implement_layer_stack<kStackOps>(m);
+  implement_layer_stack<kLayerOps>(m);
 }
 
 }  // namespace selective_scan::op

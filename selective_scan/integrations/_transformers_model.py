@@ -1,5 +1,5 @@
-"""Calls of transformers' Mamba in which several or all layers run as a single operator: those
-without a cache, and a token with one."""
+"""Calls of transformers' Mamba and FalconMamba in which several or all layers run as a single
+operator: whole sequences and prompts, and a token with a cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,36 @@ from ..cache import needs_gradient
 ACTIVATIONS = ("silu", "swish")
 
 
-def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    """Returns the forward method of the file's MambaModel; it calls `own` if several layers cannot
-    run as a single operator."""
-    Output = module.MambaOutput
-    names = inspect.signature(Output).parameters
+class Classes(NamedTuple):
+    """The classes of a file of transformers that has Mamba's layers.
+
+    Attributes:
+        inner_norm: the class of the norms of dt, B and C, which only FalconMamba has.
+    """
+
+    model: type[nn.Module]
+    block: type[nn.Module]
+    mixer: type[nn.Module]
+    norm: type[nn.Module]
+    inner_norm: type[nn.Module] | None
+    output: type
+    cache: type
+
+    @classmethod
+    def of(cls, module: ModuleType) -> Classes | None:
+        """Returns the classes of a file, None if it has other models."""
+        for prefix in ("Mamba", "FalconMamba"):
+            if hasattr(module, f"{prefix}Model"):
+                names = ("Model", "Block", "Mixer", "RMSNorm", "WeightlessRMSNorm", "Output")
+                found = [getattr(module, f"{prefix}{name}", None) for name in names]
+                return cls(*found, module.DynamicCache)
+        return None
+
+
+def model_forward(own: Callable[..., Any], classes: Classes) -> Callable[..., Any]:
+    """Returns the forward method of the model; it calls `own` if several layers cannot run as a
+    single operator."""
+    names = inspect.signature(classes.output).parameters
     cache_name = "cache" if "cache" in names else "cache_params"  # until transformers 5.24
 
     @functools.wraps(own)
@@ -55,23 +80,26 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
         if self.training and use_cache is None:
             wanted["use_cache"] = False
         out, given = None, input_ids if inputs_embeds is None else inputs_embeds
+        has_gradient = given is not None and needs_gradient(self, given)
         is_whole = cache is None and not wanted["use_cache"]
+        if has_gradient and classes.inner_norm is not None:
+            is_whole = False  # the operator has no backward pass for inner norms
         is_prompt = False
         if wanted["use_cache"] and given is not None and not self.training:
             if cache is None:
-                cache = module.DynamicCache(config=self.config)
-            is_prompt = _is_new(cache, len(self.layers)) and not needs_gradient(self, given)
+                cache = classes.cache(config=self.config)
+            is_prompt = _is_new(cache, len(self.layers)) and not has_gradient
         if (is_whole or is_prompt) and not _marks_padding(attention_mask, given):
             attention_mask = None
         if attention_mask is None and not wanted["output_hidden_states"] and wanted["return_dict"]:
             if (is_whole or is_prompt) and (input_ids is None) != (inputs_embeds is None):
                 if inputs_embeds is None:
                     input_ids, inputs_embeds = None, self.embeddings(input_ids)
-                out = _sequence(self, module, inputs_embeds, cache)
+                out = _sequence(self, classes, inputs_embeds, cache)
             elif wanted["use_cache"] and inputs_embeds is None:
-                out = _token(self, module, input_ids, cache)
+                out = _token(self, classes, input_ids, cache)
         if out is not None:
-            return Output(last_hidden_state=out, **{cache_name: cache})
+            return classes.output(last_hidden_state=out, **{cache_name: cache})
         flags[cache_name] = cache
         return own(
             self, input_ids, inputs_embeds, attention_mask=attention_mask, **flags, **options
@@ -80,7 +108,7 @@ def model_forward(own: Callable[..., Any], module: ModuleType) -> Callable[..., 
     return forward
 
 
-def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any) -> Tensor | None:
+def _token(model: Any, classes: Classes, input_ids: Tensor | None, cache: Any) -> Tensor | None:
     """Returns the model's result for the next token of each row; None for other calls."""
     if (
         cache is None
@@ -92,24 +120,26 @@ def _token(model: Any, module: ModuleType, input_ids: Tensor | None, cache: Any)
         or needs_gradient(model, input_ids)
     ):
         return None
-    if (mixers := _plain_mixers(model, module)) is None:
+    if (mixers := _plain_mixers(model, classes)) is None:
         return None
     states = _states_of(cache)
     if states is None or len(states) != len(mixers):
         return None
-    hidden, stack = model.embeddings(input_ids), _stack_of(model, module)
-    out = steps_in_one(mixers, hidden, states, stack, owner=cache)
+    hidden, stack = model.embeddings(input_ids), _stack_of(model, classes)
+    out = None
+    if classes.inner_norm is None:
+        out = steps_in_one(mixers, hidden, states, stack, owner=cache)
     if out is None:
         return _run(model, mixers, hidden, stack, StackStates(*zip(*states, strict=True)))
     return out.to(_stream_dtype(stack, hidden))
 
 
-def _sequence(model: Any, module: ModuleType, hidden: Tensor, cache: Any) -> Tensor | None:
+def _sequence(model: Any, classes: Classes, hidden: Tensor, cache: Any) -> Tensor | None:
     """Returns the model's result for sequences from their first step on, given the embeddings, and
     fills the cache if there is one; None if a call of the blocks might do something else."""
-    if not _pytorch.is_plain_call() or (mixers := _plain_mixers(model, module)) is None:
+    if not _pytorch.is_plain_call() or (mixers := _plain_mixers(model, classes)) is None:
         return None
-    stack = _stack_of(model, module)
+    stack = _stack_of(model, classes)
     if cache is None:
         return _run(model, mixers, hidden, stack)
     first, batch = mixers[0], hidden.shape[0]
@@ -126,14 +156,14 @@ def _sequence(model: Any, module: ModuleType, hidden: Tensor, cache: Any) -> Ten
     return out
 
 
-def _stack_of(model: Any, module: ModuleType) -> Stack:
+def _stack_of(model: Any, classes: Classes) -> Stack:
     """Returns the modules around the mixers. All blocks must have the options of the first."""
     blocks = model.layers._modules.values()
     options = (("residual_in_fp32", next(iter(blocks)).residual_in_fp32),)
     if model.training:
         options += (("gradient_checkpointing", False),)
-    kinds = (module.MambaBlock, module.MambaRMSNorm, "variance_epsilon")
-    return Stack(blocks, model.norm_f, *kinds, options)
+    kinds = (classes.block, classes.norm, "variance_epsilon")
+    return Stack(blocks, model.norm_f, *kinds, options, classes.inner_norm)
 
 
 def _run(
@@ -176,10 +206,10 @@ def _marks_padding(mask: Tensor | None, steps: Tensor | None) -> bool:
     return not bool((mask == 1).all())
 
 
-def _plain_mixers(model: Any, module: ModuleType) -> list[nn.Module] | None:
+def _plain_mixers(model: Any, classes: Classes) -> list[nn.Module] | None:
     """Returns the blocks' mixers; None if their weights do not fully describe what they compute."""
     mixers = [block._modules.get("mixer") for block in model.layers._modules.values()]
-    is_plain = {*map(type, mixers)} == {module.MambaMixer} and all(map(_is_plain, mixers))
+    is_plain = {*map(type, mixers)} == {classes.mixer} and all(map(_is_plain, mixers))
     return mixers if is_plain else None
 
 

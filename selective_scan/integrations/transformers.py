@@ -35,7 +35,7 @@ from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
 from ..mamba_inner import LayerOptions
 from ..selective_state_update import selective_state_update
-from ._transformers_model import ACTIVATIONS, model_forward
+from ._transformers_model import ACTIVATIONS, Classes, model_forward
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
 
@@ -359,9 +359,9 @@ def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
     mixer = getattr(module, _MIXERS[model], module)
     own = _found(mixer, "forward", "self hidden_states cache|cache_params attention_mask")
     changes.append((mixer, "forward", _forward(own, model == "mamba", fix_continuation)))
-    if model == "mamba":
-        own = _found(module.MambaModel, "forward", _MODEL_ARGUMENTS)
-        changes.append((module.MambaModel, "forward", model_forward(own, module)))
+    if (classes := Classes.of(module)) is not None:
+        own = _found(classes.model, "forward", _MODEL_ARGUMENTS)
+        changes.append((classes.model, "forward", model_forward(own, classes)))
     return changes
 
 

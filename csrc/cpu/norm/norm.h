@@ -49,11 +49,13 @@ class RowNorm {
   static Section section(const ArrayView& view, const NormParams& params, int64_t row) {
     return {element_at(view, row * view.batch), view.dtype, 1, params.channels, 0, 1};
   }
-  static void load(const ArrayView& view, const NormParams& params, int64_t row, T* values) {
+  /// Reads a row; that of an absent array has one value everywhere.
+  static void load(const ArrayView& view, const NormParams& params, int64_t row, T* values,
+                   T if_absent = T(0)) {
     if (view.present()) {
       load_tile<R>(section(view, params, row), values, 0);
     } else {
-      memset(values, 0, round_up(params.channels, kWidth) * sizeof(T));
+      for (int64_t i = 0; i < params.channels; i += kWidth) R(if_absent).store(values + i);
     }
   }
   static void store(const ArrayView& view, const NormParams& params, int64_t row, const T* values) {
@@ -66,7 +68,7 @@ class RowNorm {
 
   static void forward(const NormForwardParams& params, const NormTask& task, void* scratch_base) {
     const Scratch scratch(params, scratch_base);
-    load(params.weight, params, 0, scratch.weight);
+    load(params.weight, params, 0, scratch.weight, T(1));
     for (int64_t row = task.first_row; row < task.first_row + task.rows; ++row) {
       load(params.hidden, params, row, scratch.total);
       load(params.residual, params, row, scratch.other);

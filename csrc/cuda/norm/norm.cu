@@ -196,7 +196,9 @@ __device__ __forceinline__ void load_weight(const NormParams& params,
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const auto raw = vectors[v].template fetch<R>(params.weight, 0);
-    for_each(raw, params.weight.dtype, [&](int i, R value) { weight[v].v[i] = value; });
+    const bool is_one = !params.weight.present();
+    for_each(raw, params.weight.dtype,
+             [&](int i, R value) { weight[v].v[i] = is_one ? R(1) : value; });
   }
 }
 
