@@ -38,7 +38,7 @@ def _check_x_proj_weight(call: Call) -> None:
 
 
 def _check_relations(call: Call) -> None:
-    """Checks arguments against each other; csrc/torch/mamba_inner.cpp has the same checks and
+    """Checks arguments against each other; csrc/torch/layer_call.h has the same checks and
     messages."""
     _check_x_proj_weight(call)
     if "out_proj_bias" in call.tensors and "out_proj_weight" not in call.tensors:
