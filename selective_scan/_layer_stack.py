@@ -62,7 +62,7 @@ class _Options(NamedTuple):
 
     kinds: list[int]
     eps: float
-    inner_eps: float | None
+    inner_eps: float
     delta_softplus: bool
     discretization_method: str
     bidirectional: bool
@@ -198,7 +198,7 @@ def run_stack(
     if (
         not 0 < batch * seqlen * known.sizes[0] <= MOST_ELEMENTS[x.device.type]
         or not states.fit(x, *known.sizes)
-        or (known.options.inner_eps is not None and _needs_gradient(x, known))
+        or (known.options.inner_eps >= 0 and _needs_gradient(x, known))
         or {it.dtype for it in known.of_one_dtype} != {x.dtype}
         or (autocast_dtype is not None and x.dtype != torch.float32)
         # Autocast keeps the weights that it has cast from step to step; the op would cast them.
@@ -235,8 +235,7 @@ def _inspect(
     if (found := norms_of(stack, d_model)) is None:
         return None
     (norm_f, *norms), eps = found
-    inner_eps = inner_eps_of(layers, stack)
-    if inner_eps is None and stack.inner_norm_kind is not None:
+    if (inner_eps := inner_eps_of(layers, stack)) is None:
         return None
     own = [plain_weights_of(layer) for layer in layers]
     options = {*map(options_of, layers)}

@@ -47,7 +47,7 @@ class Stack(NamedTuple):
         eps_name: the name of the norms' attribute eps.
         options: names of attributes of the modules, and the values that they must have.
         inner_norm_kind: the class of the RMS norms without weights by which the mixers norm dt, B
-            and C, if they do. Only ops of several layers support them, not the operator of a step.
+            and C, if they do.
     """
 
     modules: Collection[nn.Module]
@@ -100,9 +100,10 @@ def step_in_one(
             if prepared.is_of(around) and (out := prepared.take(hidden)) is not None:
                 return out
             del known[hidden.shape]
-    norms, eps = [], 0.0
+    norms, eps, inner_eps = [], 0.0, -1.0
     if stack is not None:
-        if (found := norms_of(stack, hidden.shape[2])) is None:
+        found, inner_eps = norms_of(stack, hidden.shape[2]), inner_eps_of(layers, stack)
+        if found is None or inner_eps is None:
             return None
         norms, eps = found
     entries = [*map(_entry_of, layers, caches)]
@@ -147,7 +148,8 @@ def step_in_one(
         if not _has_room(hidden, sizes) or F64 in {it[0].dtype for it in (*present, scales) if it}:
             return None
         workspace = _workspace_of(caches[0], hidden, sizes)
-    call = (hidden, scales or None, *columns, final, logits, None, workspace, eps, softplus, method)
+    scalars = (eps, softplus, method, inner_eps)
+    call = (hidden, scales or None, *columns, final, logits, None, workspace, *scalars)
     if torch.compiler.is_compiling() and not _are_alike(columns, scales, hidden):
         return None
     try:
@@ -195,8 +197,10 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
 
 
 def inner_eps_of(layers: Collection[MambaMixer], stack: Stack) -> float | None:
-    """Returns the eps of the mixers' inner norms; None if there are none, or if their class and one
-    eps do not fully describe them."""
+    """Returns the eps of the mixers' inner norms, negative if there are none; None if their class
+    and one eps do not fully describe them."""
+    if stack.inner_norm_kind is None:
+        return -1.0
     norms = stack.inner_norms_of(layers)
     values = {norm.eps for norm in norms}
     are_plain = all(type(it) is stack.inner_norm_kind and has_no_hooks(it) for it in norms)

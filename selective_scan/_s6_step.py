@@ -133,6 +133,8 @@ S6_STEP = _StepOperator(
         Number("eps", 1e-5),
         Option("delta_softplus"),
         Option("discretization_method", METHODS),
+        # Of RMS norms without weights, by which dt, B and C are normed; negative: of none.
+        Number("inner_eps", -1.0),
         anchor="hidden",
         counted_by="in_proj",
         measured_by=("hidden", "conv1d", "dt_proj", "A_log"),
@@ -161,6 +163,7 @@ def compose_step(
     eps: float,
     delta_softplus: bool,
     discretization_method: Method,
+    inner_eps: float,
 ) -> Tensor:
     """Computes s6_step in hidden's dtype from PyTorch ops, a step of the convolution, `convolve`,
     and a step of the scan, `update`."""
@@ -183,7 +186,8 @@ def compose_step(
             conv_state_indices=state_batch_indices,
         ).transpose(1, 2)
         rank, dstate = stack.dt_proj[layer].shape[1], stack.A_log[layer].shape[1]
-        dt, B, C = F.linear(x, of(stack.x_proj, layer)).split([rank, dstate, dstate], dim=-1)
+        parts = F.linear(x, of(stack.x_proj, layer)).split([rank, dstate, dstate], dim=-1)
+        dt, B, C = parts if inner_eps < 0 else [rms_norm(part, None, inner_eps) for part in parts]
         y = update(
             stack.state[layer],
             x,

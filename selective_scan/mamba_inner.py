@@ -94,11 +94,12 @@ def _project(u: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
     return delta.transpose(1, 2), B, C
 
 
-def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(rows: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Returns rows / rms(rows)·weight in the dtype of rows, computed in float32 or wider."""
     x = rows.to(at_least_single(rows.dtype))
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return (x * scale * weight.to(x.dtype)).to(rows.dtype)
+    normed = x * scale
+    return (normed if weight is None else normed * weight.to(x.dtype)).to(rows.dtype)
 
 
 def run_layer(layer: Layer, backend: BackendName = "auto") -> Tensor:

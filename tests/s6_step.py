@@ -26,6 +26,7 @@ def s6_step_ref(
     eps: float = 1e-5,
     delta_softplus: bool = True,
     discretization_method: Method = "zoh",
+    inner_eps: float = -1.0,
     backend: BackendName = "auto",
 ) -> Tensor:
     """Computes the step through the stack layer by layer in plain PyTorch.
@@ -35,14 +36,14 @@ def s6_step_ref(
     refuses indices of slots that do not exist on all of them.
     """
     tensors = (norm_f, head, state_batch_indices, workspace)
-    options = (eps, delta_softplus, discretization_method, backend)
-    call = S6_STEP.check((hidden, *stack, *tensors, *options))
+    options = (eps, delta_softplus, discretization_method, inner_eps)
+    call = S6_STEP.check((hidden, *stack, *tensors, *options, backend))
     dtype = call.compute_dtype
     out_dtype = hidden.dtype if head is None else head.dtype
     _, is_live = slots_of_rows(call, "state_batch_indices", stack.state[0])
     residual = compose_step(
         *(causal_conv1d_update_ref, selective_state_update_ref, hidden.to(dtype), stack),
-        *(norm_f, head, state_batch_indices, eps, delta_softplus, discretization_method),
+        *(norm_f, head, state_batch_indices, *options),
     )
     return torch.where(is_live[:, None, None], residual, 0).to(out_dtype)
 
@@ -58,6 +59,7 @@ def s6_step(
     eps: float = 1e-5,
     delta_softplus: bool = True,
     discretization_method: Method = "zoh",
+    inner_eps: float = -1.0,
     backend: BackendName = "auto",
 ) -> Tensor:
     """Calls the operator described in docs/kernels/step.md, which changes `stack` in place.
@@ -67,9 +69,9 @@ def s6_step(
         dtype.
     """
     tensors = (norm_f, head, state_batch_indices, workspace)
-    options = (eps, delta_softplus, discretization_method)
+    options = (eps, delta_softplus, discretization_method, inner_eps)
     arguments = (hidden, *stack, *tensors, *options)
     if not S6_STEP.has_kernels((*arguments, backend)):
-        names = ("eps", "delta_softplus", "discretization_method")
+        names = ("eps", "delta_softplus", "discretization_method", "inner_eps")
         return s6_step_ref(hidden, stack, *tensors, **dict(zip(names, options, strict=True)))
     return S6_STEP(*arguments)

@@ -48,6 +48,7 @@ class Case(Axes):
     indices: torch.dtype = torch.int64
     softplus: bool = True
     method: str = "zoh"
+    inner_eps: float = -1.0
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -109,6 +110,7 @@ def make(case: Case, device: str = "cpu") -> dict:
         "state_batch_indices": indices,
         "delta_softplus": case.softplus,
         "discretization_method": case.method,
+        "inner_eps": case.inner_eps,
     }
 
 
@@ -181,6 +183,11 @@ CASES = [
     BASE.with_(dstate=50, rank=32, batch=2, steps=3, slots=5, padding=1),
     # Lanes that take several states in turn, or several pairs of entries.
     BASE.with_(dstate=50, batch=8), BASE.with_(dstate=33, batch=15, slots=20, padding=4),
+    # Norms of dt, B and C.
+    *(BASE.with_(inner_eps=0.1, batch=batch, steps=steps, rank=rank, dstate=dstate)
+      for batch, steps, rank, dstate in ((1, 1, 2, 16), (2, 3, 13, 5), (16, 1, 40, 1), (5, 1, 1, 64))),
+    *(BASE.with_(inner_eps=1e-6, hidden=t, weights=t, vectors=t) for t in (BF16, HALF)),
+    BASE.with_(inner_eps=0.0, layers=3, has_norms=False, vocabulary=9, slots=4, padding=1),
 ]  # fmt: skip
 # Cases that the GPU's kernel does not take.
 CPU_CASES = [
@@ -191,6 +198,8 @@ CPU_CASES = [
     BASE.with_(d_model=7, d_inner=9, dstate=3, rank=1, batch=2, steps=3, vocabulary=5,
                biases=("in_proj", "conv1d", "dt_proj", "out_proj"), weights=BF16),
     BASE.with_(d_model=1, d_inner=1, dstate=1, rank=1, batch=1, weights=HALF),
+    BASE.with_(inner_eps=0.1, hidden=F64, weights=F64, vectors=F64, states=F64),
+    BASE.with_(inner_eps=0.1, d_model=7, d_inner=9, dstate=3, rank=1, batch=33),
     BASE.with_(batch=64), BASE.with_(batch=8, steps=8, weights=BF16), BASE.with_(batch=9, steps=11),
 ]  # fmt: skip
 

@@ -93,9 +93,9 @@ def test_a_prompt_is_one_operator(kind, has_mask, device, stacks):
     assert stacks == [20]
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("mamba", 70), ("falcon_mamba", 1)])
-def test_tokens_are_one_operator_of_several_layers(kind, rows, device, stacks):
-    model, tokens = make(kind, device), draw(device, batch=rows, seqlen=9)["input_ids"]
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_tokens_of_many_rows_are_one_operator(kind, device, stacks):
+    model, tokens = make(kind, device), draw(device, batch=70, seqlen=9)["input_ids"]
     expected = advance(model, tokens.split([6, 1, 1, 1], dim=1))
     with integration.enable():
         assert_near(advance(model, tokens.split([6, 1, 1, 1], dim=1)), expected)
@@ -153,7 +153,7 @@ def test_a_cache_may_record_the_past(device):
 def test_all_scans_and_convolutions_are_ours(kind, device):
     model, tokens = make(kind, device), draw(device, seqlen=9)["input_ids"]
     mixers = [it for it in model.modules() if type(it).__name__ == integration._MIXERS[kind]]
-    if kind == "mamba":  # so that its token goes by parts, too
+    if kind in ("mamba", "falcon_mamba"):  # so that its token goes by parts, too
         mixers[0].out_proj.register_forward_hook(lambda *_: None)
     with integration.enable(), Ops() as ops:
         advance(model, tokens.split([8, 1], dim=1))
@@ -175,12 +175,16 @@ def ops_of_tokens(model, tokens, **options):
 
 
 @pytest.mark.usefixtures("step_kernel")
-def test_a_token_is_one_operator(device):
-    model, tokens = make("mamba", device), draw(device, seqlen=9)["input_ids"]
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_a_token_is_one_operator(kind, device):
+    model, tokens = make(kind, device), draw(device, seqlen=9)["input_ids"]
     with integration.enable():
         assert ops_of_tokens(model, tokens)[0] == 2 * ["s6_step"]
         first, second = (layer.mixer for layer in model.backbone.layers)
-        for part in (second, first.out_proj, model.backbone.norm_f):
+        parts = [second, first.out_proj, model.backbone.norm_f]
+        if kind == "falcon_mamba":
+            parts.append(second.c_layernorm)
+        for part in parts:
             with part.register_forward_pre_hook(lambda *_: None):
                 assert "s6_step" not in ops_of_tokens(model, tokens)[0]
         names, result = ops_of_tokens(model, tokens, output_hidden_states=True)
@@ -190,6 +194,29 @@ def test_a_token_is_one_operator(device):
         assert "s6_step" not in names
         assert isinstance(result, tuple)
     assert ops_of_tokens(model, tokens)[0] == []
+
+
+def test_a_token_sees_another_eps_of_inner_norms(device):
+    def run():
+        model, cache = make("falcon_mamba", device), None
+        results = []
+        with torch.no_grad():
+            for t, token in enumerate(tokens.split([6, 1, 1, 1, 1, 1], 1)):
+                if t == 4:  # the step has been prepared
+                    for layer in model.backbone.layers:
+                        for name in ("dt_layernorm", "b_layernorm", "c_layernorm"):
+                            getattr(layer.mixer, name).eps = 3.0
+                result = model(token, use_cache=True, **{MAMBA_CACHE: cache})
+                cache = result[MAMBA_CACHE]
+                results.append(result.logits)
+        return {"logits": torch.cat(results, 1)}
+
+    tokens = draw(device, seqlen=11)["input_ids"]
+    torch.manual_seed(0)
+    expected = run()
+    torch.manual_seed(0)
+    with integration.enable():
+        assert_near(run(), expected)
 
 
 def test_a_hook_sees_the_embeddings_of_a_token_once(device):

@@ -5,7 +5,7 @@
 //   h        = r / sqrt(mean r² + eps) · norm
 //   x, z     = in_proj·h + in_bias
 //   x        = silu(convolution of x, which goes on from conv_state)
-//   dt, B, C = x_proj·x
+//   dt, B, C = x_proj·x                          each divided by its rms, if inner_eps ≥ 0
 //   Δ        = dt_proj·dt + dt_bias, through softplus
 //   s        = abar·s + bbar·B·x                    by Δ and A = −exp(A_log)
 //   y        = (Σ C·s + D·x)·silu(z)
@@ -62,6 +62,7 @@ struct StepParams : SlotRule {
   bool is_double = false;  // arithmetic in fp64, else fp32
   bool delta_softplus = false;
   double eps = 0;
+  double inner_eps = -1;  // of the norms of dt, B and C; negative: there are none
 
   DType weight_dtype = DType::kFloat32;
   DType norm_dtype = DType::kFloat32;
@@ -86,6 +87,7 @@ struct StepParams : SlotRule {
 
   SELECTIVE_SCAN_HD int64_t rows() const { return batch * steps; }
   SELECTIVE_SCAN_HD int64_t projections() const { return rank + 2 * dstate; }
+  SELECTIVE_SCAN_HD bool has_inner_norms() const { return inner_eps >= 0; }
   SELECTIVE_SCAN_HD int64_t slot(int64_t entry) const {
     return slot_indices.present() ? named_slot(slot_indices.at(entry), *this) : entry;
   }

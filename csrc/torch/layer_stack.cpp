@@ -48,7 +48,7 @@ struct Stack {
 
   /// Refuses layers that have no backward pass.
   void check_backward() const {
-    if (args.inner_eps) fail("inner_eps must be None where there is a backward pass");
+    if (args.inner_eps >= 0) fail("inner_eps must be negative where there is a backward pass");
   }
 
   /// Refuses states that do not fit the call before any of them changes.

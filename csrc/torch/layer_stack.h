@@ -36,8 +36,8 @@ enum WeightKind : int64_t {
 
 /// x is what enters the first layer's sum with the residual, the stream so far, which the first
 /// layers of a model lack; only its last layers have norm_f. `weights` holds those of the first
-/// kind in `kinds` for all layers, then those of the next kind. Layers with inner_eps have no
-/// backward pass here; see LayerArguments.
+/// kind in `kinds` for all layers, then those of the next kind. Layers with inner norms have
+/// no backward pass here; see LayerArguments.
 struct StackArguments {
   const Tensor& x;
   const OptionalTensor& residual;
@@ -45,7 +45,7 @@ struct StackArguments {
   const std::vector<int64_t>& kinds;
   const OptionalTensor& norm_f;
   double eps;
-  std::optional<double> inner_eps;
+  double inner_eps;
   bool delta_softplus;
   const Text& discretization_method;
   bool bidirectional;
@@ -96,7 +96,7 @@ void define_layer_stack(auto& library) {
   // Only Python calls these ops, and never under tracing.
   const std::string of_stack =
       "Tensor x, Tensor? residual, Tensor[] weights, int[] kinds, Tensor? norm_f, float eps, "
-      "float? inner_eps, bool delta_softplus, str discretization_method, bool bidirectional, "
+      "float inner_eps, bool delta_softplus, str discretization_method, bool bidirectional, "
       "Tensor? cu_seqlens, ScalarType? autocast_dtype, ScalarType stream_dtype, "
       "ScalarType out_dtype, ";
   library.def(("layer_stack_fwd(" + of_stack +
@@ -112,7 +112,7 @@ template <const LayerOps& kOps>
 void implement_layer_stack(auto& library) {
   using Ops = LayerStackOps<
       TypeList<const Tensor&, const OptionalTensor&, const TensorList&, const std::vector<int64_t>&,
-               const OptionalTensor&, double, std::optional<double>, bool, const Text&, bool,
+               const OptionalTensor&, double, double, bool, const Text&, bool,
                const OptionalTensor&, std::optional<ScalarType>, ScalarType, ScalarType>>;
   library.impl("layer_stack_fwd", TORCH_BOX(&Ops::template forward<kOps>));
   library.impl("layer_stack_bwd", TORCH_BOX(&Ops::template backward<kOps>));

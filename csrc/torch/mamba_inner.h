@@ -62,11 +62,11 @@ struct LayerOps {
 ///
 /// With a group, xz holds one rank's steps of a sequence that runs through the steps of all ranks.
 ///
-/// With inner_eps, dt, B and C are each divided by their root mean square, as FalconMamba's are.
-/// Such a layer has no backward pass.
+/// Unless inner_eps is negative, dt, B and C are each divided by their root mean square, as
+/// FalconMamba's are. Such a layer has no backward pass.
 struct LayerArguments : tables::MambaInnerArguments {
   const Text* group = nullptr;
-  std::optional<double> inner_eps = std::nullopt;
+  double inner_eps = -1;
 };
 
 /// The tensors that the backward pass wants; undefined if nothing is kept. `input`, `xz_rows` and

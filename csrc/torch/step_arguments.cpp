@@ -65,6 +65,7 @@ StepCall make_step_call(const StepArguments& args, int64_t alignment) {
   params.method = args.method;
   params.delta_softplus = args.delta_softplus;
   params.eps = args.eps;
+  params.inner_eps = args.inner_eps;
 
   CheckedCall checked(tables::kS6Step, {}, args.tensors);
   checked.check_shapes();

@@ -17,13 +17,14 @@ struct StepArguments {
   using Op = tables::S6StepArguments;
 
   std::array<Entries, tables::kS6Step.arguments.size()> tensors;
-  double eps;
+  double eps, inner_eps;
   bool delta_softplus;
   Method method;
 
   StepArguments(const Op& op)
       : tensors(op.tensors()),
         eps(op.eps),
+        inner_eps(op.inner_eps),
         delta_softplus(op.delta_softplus),
         method(parse_method(op.discretization_method)) {}
 

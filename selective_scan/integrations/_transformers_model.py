@@ -126,9 +126,7 @@ def _token(model: Any, classes: Classes, input_ids: Tensor | None, cache: Any) -
     if states is None or len(states) != len(mixers):
         return None
     hidden, stack = model.embeddings(input_ids), _stack_of(model, classes)
-    out = None
-    if classes.inner_norm is None:
-        out = steps_in_one(mixers, hidden, states, stack, owner=cache)
+    out = steps_in_one(mixers, hidden, states, stack, owner=cache)
     if out is None:
         return _run(model, mixers, hidden, stack, StackStates(*zip(*states, strict=True)))
     return out.to(_stream_dtype(stack, hidden))

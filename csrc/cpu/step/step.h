@@ -55,11 +55,13 @@ class StepPhases {
   struct Scratch : Memory {
     Activations<T> normalized;  // (row, channel of dim)
     Activations<T> logits;      // (row, logit of a block)
+    Activations<T> projected;   // as Shared::projected, normalized
     char* update;               // scratch memory of the states' step
 
     Scratch(const StepParams& params, void* base) : Memory{{static_cast<char*>(base)}} {
       this->take(normalized, params.rows(), params.dim);
       this->take(logits, params.head ? params.rows() : 0, kBlockLogits);
+      this->take(projected, params.has_inner_norms() ? params.rows() : 0, params.projections());
       update = this->arena.template take<char>(
           UpdateKernel<R>::scratch_bytes(update_params(params), params.batch, kBlockChannels));
     }
@@ -137,6 +139,29 @@ class StepPhases {
     return {scratch.normalized.data, scratch.normalized.pitch};
   }
 
+  /// Divides each of a row's dt, B and C by its root mean square.
+  static void normalize_projected(const StepParams& params, const T* row, T* out) {
+    for (const int64_t count : {params.rank, params.dstate, params.dstate}) {
+      T squares = 0;
+      for (int64_t i = 0; i < count; ++i) squares += row[i] * row[i];
+      const T mean = squares / static_cast<T>(count);
+      const T scale = T(1) / __builtin_sqrt(mean + static_cast<T>(params.inner_eps));
+      for (int64_t i = 0; i < count; ++i) out[i] = row[i] * scale;
+      row += count;
+      out += count;
+    }
+  }
+
+  /// Returns the rows of dt, B and C as the scan takes them.
+  static Activations<T> projected_rows(const StepParams& params, const Shared& shared,
+                                       const Scratch& scratch) {
+    if (!params.has_inner_norms()) return shared.projected;
+    for (int64_t row = 0; row < params.rows(); ++row) {
+      normalize_projected(params, shared.projected.row(row), scratch.projected.row(row));
+    }
+    return scratch.projected;
+  }
+
   // --- a layer ----------------------------------------------------------------------------------
 
   static void take_inputs(const StepParams& params, const StepLayer& layer, const StepTask& task,
@@ -197,9 +222,10 @@ class StepPhases {
 
   static void scan(const StepParams& params, const StepLayer& layer, const StepTask& task,
                    const Shared& shared, const Scratch& scratch) {
+    const Activations<T> projected = projected_rows(params, shared, scratch);
     Product<R> product;
     product.matrix = {layer.dt_proj, params.weight_dtype, params.rank};
-    product.in = {shared.projected.data, shared.projected.pitch};
+    product.in = {projected.data, projected.pitch};
     product.rows = params.rows();
     product.out = shared.delta;
     product.run(task.first, task.count, task.first);
@@ -208,10 +234,10 @@ class StepPhases {
     update.x = update.out = steps_view(params, shared.x);
     update.dt = steps_view(params, shared.delta);
     update.z = steps_view(params, shared.z);
-    update.B = update.C = steps_view(params, shared.projected);
+    update.B = update.C = steps_view(params, projected);
     update.B.state = update.C.state = 1;
-    update.B.data = shared.projected.data + params.rank;
-    update.C.data = shared.projected.data + params.rank + params.dstate;
+    update.B.data = projected.data + params.rank;
+    update.C.data = projected.data + params.rank + params.dstate;
     update.A = channels_view(layer.A_log, params.A_dtype, params.dstate);
     update.A.state = 1;
     update.dt_bias = channels_view(layer.dt_bias, params.dt_bias_dtype, 1);

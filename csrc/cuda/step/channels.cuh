@@ -247,6 +247,33 @@ __device__ __forceinline__ void scan_states(const Block<W, kRows>& own, const St
   });
 }
 
+/// Divides dt, B and C of every row by their root mean square. A warp takes one of them at a time,
+/// and its lanes add the squares.
+template <class W, int kRows>
+__device__ __forceinline__ void norm_projections(const Block<W, kRows>& own) {
+  constexpr int kParts = 3;
+  const int rank = static_cast<int>(own.params.rank), dstate = static_cast<int>(own.params.dstate);
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < kParts * own.rows;
+       i += kComputeWarps) {
+    const int row = i / kParts, part = i % kParts;
+    const int first = part == 0 ? 0 : rank + (part - 1) * dstate;
+    const int count = part == 0 ? rank : dstate;
+    const auto value_at = [&](int number) -> float& {
+      return own.projections()[value_index<kRows>(first + number, row)];
+    };
+    float squares = 0;
+    for (int n = lane; n < count; n += kWarpSize) {
+      squares = fmaf(value_at(n), value_at(n), squares);
+    }
+    const float mean = sum_of_lanes<kWarpSize>(squares) / static_cast<float>(count);
+    const float scale = rsqrtf(mean + static_cast<float>(own.params.inner_eps));
+    for (int n = lane; n < count; n += kWarpSize) value_at(n) *= scale;
+  }
+  meet();
+}
+
 /// Computes y of own channels, for kEntries batch entries at a time.
 template <int kEntries, class W, int kRows>
 __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer& layer,
@@ -273,6 +300,7 @@ __device__ __forceinline__ void scan(const Block<W, kRows>& own, const StepLayer
                          });
   __pipeline_wait_prior(0);
   meet();
+  if (own.params.has_inner_norms()) norm_projections(own);
   bool has_next = true;
 #pragma unroll 1
   while (has_next) {
