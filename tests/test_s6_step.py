@@ -184,8 +184,8 @@ CASES = [
     # Lanes that take several states in turn, or several pairs of entries.
     BASE.with_(dstate=50, batch=8), BASE.with_(dstate=33, batch=15, slots=20, padding=4),
     # Norms of dt, B and C.
-    *(BASE.with_(inner_eps=0.1, batch=batch, steps=steps, rank=rank, dstate=dstate)
-      for batch, steps, rank, dstate in ((1, 1, 2, 16), (2, 3, 13, 5), (16, 1, 40, 1), (5, 1, 1, 64))),
+    *(BASE.with_(inner_eps=0.1, batch=batch, steps=steps, rank=rank, dstate=n)
+      for batch, steps, rank, n in ((1, 1, 2, 16), (2, 3, 13, 5), (16, 1, 40, 1), (5, 1, 1, 64))),
     *(BASE.with_(inner_eps=1e-6, hidden=t, weights=t, vectors=t) for t in (BF16, HALF)),
     BASE.with_(inner_eps=0.0, layers=3, has_norms=False, vocabulary=9, slots=4, padding=1),
 ]  # fmt: skip
