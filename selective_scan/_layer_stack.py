@@ -7,7 +7,7 @@ less time than two of each for every layer, and the modules are inspected once.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -235,11 +235,11 @@ def _inspect(
     if (found := norms_of(stack, d_model)) is None:
         return None
     (norm_f, *norms), eps = found
-    if (inner_eps := inner_eps_of(layers, stack)) is None:
-        return None
-    own = [plain_weights_of(layer) for layer in layers]
+    own = [*takewhile(bool, map(plain_weights_of, layers))]  # ends at once if all have adapters
     options = {*map(options_of, layers)}
-    if None in own or len(options) != 1:
+    if len(own) < len(layers) or len(options) != 1:
+        return None
+    if (inner_eps := inner_eps_of(layers, stack)) is None:
         return None
     scales = [norm._parameters["weight"] for norm in norms]
     columns = [scales, *map(list, zip(*own, strict=True))]
