@@ -14,21 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from . import _memory, _pytorch
+from . import _library, _memory, _pytorch
 from ._add_norm import add_rms_norm, is_one_node
 from ._checks import MAX_WIDTH, REAL
 from ._function import differentiate
 from ._inspected import ALL_HOOKS, Inspected, are_the_same
 from ._layer_input import autocast_dtype_of
 from ._ops import ops
-from ._plain_stack import (
-    Stack,
-    inner_eps_of,
-    inspect,
-    norms_of,
-    options_of,
-    plain_weights_of,
-)
+from ._plain_stack import InnerNorms, Stack, inspect, norms_of, options_of, plain_weights_of
 from .mamba_inner import OPAQUE_TYPES, LayerOptions, mamba_layer
 
 if TYPE_CHECKING:
@@ -49,12 +42,13 @@ MOST_LAYERS = 4
 _KINDS = (
     *("norm", "in_proj", "in_proj_bias", "conv1d", "conv1d_bias", "x_proj"),
     *("dt_proj", "dt_proj_bias", "A_log", "D", "out_proj", "out_proj_bias"),
+    *("dt_norm", "B_norm", "C_norm"),
 )
 _OF_MAMBA_LAYER = [
     *map(_KINDS.index, ("in_proj", "in_proj_bias", "conv1d", "conv1d_bias", "x_proj", "dt_proj")),
     *map(_KINDS.index, ("out_proj", "out_proj_bias", "A_log", "D", "dt_proj_bias")),
 ]
-_OPTIONAL = {it for it in _KINDS if it.endswith("_bias")} | {"D"}
+_OPTIONAL = {it for it in _KINDS if it.endswith(("_bias", "norm"))} | {"D"}
 
 
 class _Options(NamedTuple):
@@ -121,6 +115,11 @@ class StackStates(NamedTuple):
 
     def of_layers(self, first: int, end: int) -> StackStates:
         return StackStates(self.conv_states[first:end], self.states[first:end], self.begins)
+
+    def mark_changed(self) -> None:
+        """Tells autograd that the op has changed the tensors."""
+        for changed in chain(self.conv_states, self.states):
+            increment_version(changed)
 
     def take_one_of(self, x: Tensor) -> bool:
         """Returns whether the states take one step."""
@@ -193,18 +192,14 @@ def run_stack(
         # Tensors that others computed are not kept, since they would keep their graph.
         if all(type(weight) is nn.Parameter for weight in (known.norm_f, *chain(*known.weights))):
             vars(owner)[KNOWN_ATTRIBUTE] = known
-    batch, seqlen, _ = x.shape
-    autocast_dtype = autocast_dtype_of(x.device)
     if (
-        not 0 < batch * seqlen * known.sizes[0] <= MOST_ELEMENTS[x.device.type]
+        not _is_small(x, known.sizes[0])
         or not states.fit(x, *known.sizes)
+        or not _do_dtypes_fit(x, known.of_one_dtype, states)
         or (known.options.inner_eps >= 0 and _needs_gradient(x, known))
-        or {it.dtype for it in known.of_one_dtype} != {x.dtype}
-        or (autocast_dtype is not None and x.dtype != torch.float32)
-        # Autocast keeps the weights that it has cast from step to step; the op would cast them.
-        or (autocast_dtype is not None and states.take_one_of(x))
     ):
         return None
+    autocast_dtype = autocast_dtype_of(x.device)
     options = known.options._replace(
         autocast_dtype=autocast_dtype,
         stream_dtype=stream_dtype,
@@ -219,9 +214,22 @@ def run_stack(
         else:
             own = states.of_layers(number * MOST_LAYERS, (number + 1) * MOST_LAYERS)
             hidden, stream, _ = _run(options, *tensors, states=own, saves=False)
-    for changed in chain(states.conv_states, states.states):
-        increment_version(changed)
+    states.mark_changed()
     return hidden
+
+
+def _is_small(x: Tensor, d_inner: int) -> bool:
+    return 0 < x.shape[0] * x.shape[1] * d_inner <= MOST_ELEMENTS[x.device.type]
+
+
+def _do_dtypes_fit(x: Tensor, of_one_dtype: Collection[Tensor], states: StackStates) -> bool:
+    """Returns whether the weights have the dtype of x, and autocast, if it is enabled, casts x and
+    would not keep weights. It keeps those that it has cast from step to step, but the op would
+    cast them in every step."""
+    is_cast = autocast_dtype_of(x.device) is not None
+    return {it.dtype for it in of_one_dtype} == {x.dtype} and not (
+        is_cast and (x.dtype != torch.float32 or states.take_one_of(x))
+    )
 
 
 def _needs_gradient(x: Tensor, known: _Known) -> bool:
@@ -239,18 +247,12 @@ def _inspect(
     options = {*map(options_of, layers)}
     if len(own) < len(layers) or len(options) != 1:
         return None
-    if (inner_eps := inner_eps_of(layers, stack)) is None:
+    if (inner := _inner_norms_in(layers, stack.inner_norms)) is None:
         return None
     scales = [norm._parameters["weight"] for norm in norms]
-    columns = [scales, *map(list, zip(*own, strict=True))]
-    kinds = []
-    for kind, (name, column) in enumerate(zip(_KINDS, columns, strict=True)):
-        types = {*map(type, column)}
-        if types == {type(None)} and name in _OPTIONAL:
-            continue
-        if type(None) in types or not types <= OPAQUE_TYPES:
-            return None
-        kinds.append(kind)
+    columns = [scales, *map(list, zip(*own, strict=True)), *inner[1]]
+    if (kinds := _kinds_of(columns)) is None:
+        return None
     width = columns[_KINDS.index("conv1d")][0].shape[-1]
     if width > MAX_WIDTH:
         return None
@@ -264,10 +266,76 @@ def _inspect(
             [weight for kind in kinds for weight in columns[kind][first : first + MOST_LAYERS]]
             for first in range(0, len(scales), MOST_LAYERS)
         ],
-        _Options(kinds, eps, inner_eps, softplus, method, bidirectional),
+        _Options(kinds, eps, inner[0], softplus, method, bidirectional),
         (*columns[_KINDS.index("A_log")][0].shape, width),
         [last, *scales, *columns[_KINDS.index("in_proj")]],
     )
+
+
+def _inner_norms_in(
+    layers: Collection[nn.Module], norms: InnerNorms | None
+) -> tuple[float, list[list[Tensor | None]]] | None:
+    """Does what InnerNorms.found_in does. If there are no norms, eps is negative."""
+    return (-1.0, 3 * [len(layers) * [None]]) if norms is None else norms.found_in(layers)
+
+
+def _kinds_of(columns: list[list[Tensor | None]]) -> list[int] | None:
+    """Returns the kinds that the columns of all kinds have; None if some layers alone have a
+    weight of a kind, or if weights are no plain tensors."""
+    kinds = []
+    for kind, (name, column) in enumerate(zip(_KINDS, columns, strict=True)):
+        types = {*map(type, column)}
+        if types == {type(None)} and name in _OPTIONAL:
+            continue
+        if type(None) in types or not types <= OPAQUE_TYPES:
+            return None
+        kinds.append(kind)
+    return kinds
+
+
+def run_mixer(
+    mixer: nn.Module, x: Tensor, norms: InnerNorms | None, states: StackStates = _NO_STATES
+) -> Tensor | None:
+    """Runs a mixer by the op of several layers, without a norm in front of it.
+
+    Args:
+        mixer: a mixer whose parts and parameters have mamba_ssm's names.
+        x: (batch, seqlen, d_model).
+        norms: its inner norms, if it has any.
+        states: as in run_stack, of this layer.
+
+    Returns:
+        (batch, seqlen, d_model); None if a gradient is needed or if the op does not compute what
+        the mixer does. Nothing has changed then.
+    """
+    if not (
+        _pytorch.is_plain_call()
+        and type(x) is Tensor
+        and x.dim() == 3
+        and x.device.type in _library.devices
+        and not _pytorch.may_have_process_wide_hooks()
+        and (weights := plain_weights_of(mixer)) is not None
+        and (inner := _inner_norms_in((mixer,), norms)) is not None
+        and (kinds := _kinds_of([[None], *[[it] for it in weights], *inner[1]])) is not None
+    ):
+        return None
+    all_kinds = dict(zip(_KINDS, (None, *weights, *chain(*inner[1])), strict=True))
+    given = [all_kinds[_KINDS[kind]] for kind in kinds]
+    width = all_kinds["conv1d"].shape[-1]
+    if (
+        width > MAX_WIDTH
+        or not _is_small(x, all_kinds["A_log"].shape[0])
+        or _pytorch.is_gradient_needed((x, *given))
+        or not states.fit(x, *all_kinds["A_log"].shape, width)
+        or not _do_dtypes_fit(x, (all_kinds["in_proj"],), states)
+    ):
+        return None
+    bidirectional, *of_scan = options_of(mixer)
+    dtypes = (autocast_dtype_of(x.device), x.dtype, x.dtype)
+    options = _Options(kinds, 0.0, inner[0], *of_scan, bidirectional, *dtypes)
+    out, _, _ = _run(options, x, None, None, None, *given, states=states, saves=False)
+    states.mark_changed()
+    return out
 
 
 def _run(

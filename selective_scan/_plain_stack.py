@@ -35,6 +35,31 @@ MAX_STEPS = 8
 MAX_ROWS = {"cpu": 64, "cuda": 16}
 
 
+class InnerNorms(NamedTuple):
+    """The RMS norms of dt, B and C in mixers of transformers.
+
+    Attributes:
+        kind: their class.
+        eps_name: the name of their attribute eps.
+    """
+
+    kind: type[nn.Module]
+    eps_name: str = "eps"
+
+    def modules_of(self, layers: Collection[nn.Module]) -> list[nn.Module]:
+        return [layer._modules[name] for layer in layers for name in _INNER_NORMS]
+
+    def found_in(self, layers: Collection[nn.Module]) -> tuple[float, list[list]] | None:
+        """Returns the norms' eps, and for dt, B and C the weights in all layers, which may be None;
+        None if these do not fully describe the norms."""
+        norms = self.modules_of(layers)
+        values = {getattr(norm, self.eps_name) for norm in norms}
+        if len(values) != 1 or not all(type(it) is self.kind and has_no_hooks(it) for it in norms):
+            return None
+        weights = [norm._parameters.get("weight") for norm in norms]
+        return values.pop(), [weights[i :: len(_INNER_NORMS)] for i in range(len(_INNER_NORMS))]
+
+
 class Stack(NamedTuple):
     """The modules around the mixers of a stack.
 
@@ -46,8 +71,7 @@ class Stack(NamedTuple):
         norm_kind: the class that the norms must have.
         eps_name: the name of the norms' attribute eps.
         options: names of attributes of the modules, and the values that they must have.
-        inner_norm_kind: the class of the RMS norms without weights by which the mixers norm dt, B
-            and C, if they do.
+        inner_norms: the norms of dt, B and C in the mixers, if there are any.
     """
 
     modules: Collection[nn.Module]
@@ -56,12 +80,7 @@ class Stack(NamedTuple):
     norm_kind: type[nn.Module]
     eps_name: str = "eps"
     options: tuple[tuple[str, object], ...] = ()
-    inner_norm_kind: type[nn.Module] | None = None
-
-    def inner_norms_of(self, layers: Collection[MambaMixer]) -> list[nn.Module]:
-        """Returns the mixers' inner norms, none if they have none."""
-        names = () if self.inner_norm_kind is None else _INNER_NORMS
-        return [layer._modules[name] for layer in layers for name in names]
+    inner_norms: InnerNorms | None = None
 
 
 def step_in_one(
@@ -102,10 +121,14 @@ def step_in_one(
             del known[hidden.shape]
     norms, eps, inner_eps = [], 0.0, -1.0
     if stack is not None:
-        found, inner_eps = norms_of(stack, hidden.shape[2]), inner_eps_of(layers, stack)
-        if found is None or inner_eps is None:
+        if (found := norms_of(stack, hidden.shape[2])) is None:
             return None
         norms, eps = found
+        if stack.inner_norms is not None:
+            inner = stack.inner_norms.found_in(layers)
+            if inner is None or {*map(type, chain(*inner[1]))} != {type(None)}:
+                return None
+            inner_eps = inner[0]
     entries = [*map(_entry_of, layers, caches)]
     if None in entries:
         return None
@@ -196,17 +219,6 @@ def norms_of(stack: Stack, d_model: int) -> tuple[list[nn.Module], float] | None
     return norms, eps
 
 
-def inner_eps_of(layers: Collection[MambaMixer], stack: Stack) -> float | None:
-    """Returns the eps of the mixers' inner norms, negative if there are none; None if their class
-    and one eps do not fully describe them."""
-    if stack.inner_norm_kind is None:
-        return -1.0
-    norms = stack.inner_norms_of(layers)
-    values = {norm.eps for norm in norms}
-    are_plain = all(type(it) is stack.inner_norm_kind and has_no_hooks(it) for it in norms)
-    return values.pop() if are_plain and len(values) == 1 else None
-
-
 def inspect(
     layers: Collection[MambaMixer],
     stack: Stack | None,
@@ -221,11 +233,14 @@ def inspect(
     read |= dict.fromkeys(convolutions, CONVOLUTION_OPTIONS)
     if stack is not None:
         norms = [stack.norm_f, *[module._modules["norm"] for module in stack.modules]]
-        inner_norms = stack.inner_norms_of(layers)
-        called += [*norms, *inner_norms, *stack.modules]
+        called += [*norms, *stack.modules]
         options = [name for name, _ in stack.options]
         read = dict.fromkeys(stack.modules, options) | read
-        read |= dict.fromkeys(norms, (stack.eps_name,)) | dict.fromkeys(inner_norms, ("eps",))
+        read |= dict.fromkeys(norms, (stack.eps_name,))
+        if stack.inner_norms is not None:
+            inner = stack.inner_norms.modules_of(layers)
+            called += inner
+            read |= dict.fromkeys(inner, (stack.inner_norms.eps_name,))
     return Inspected(read, called, kinds_of_hooks)
 
 

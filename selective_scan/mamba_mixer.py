@@ -14,6 +14,7 @@ from ._checks import MAX_WIDTH, REAL
 from ._discretization import LAYER_METHODS, LayerMethod, at_least_single, poles
 from ._layer_convolution import causal_convolution, convolve_by, refuse_boundaries
 from ._layer_input import checked_factor, checked_sequence
+from ._layer_stack import StackStates, run_mixer
 from ._mamba3 import Sizes, add_parts, scan_as_mamba3
 from ._marks import MarkedModule
 from ._module_arguments import (
@@ -32,7 +33,7 @@ from ._plain_mixer import (
     project,
     run_in_one,
 )
-from ._plain_stack import step_in_one
+from ._plain_stack import is_of_mamba, step_in_one
 from .cache import (
     MixerCache,
     allocate_cache,
@@ -332,6 +333,8 @@ class MambaMixer(MarkedModule):
     def _go_on(self, hidden: Tensor, cache: MixerCache) -> Tensor:
         """Runs the layer from the cache's states."""
         out = step_in_one((self,), hidden, (cache,))
+        if out is None and is_of_mamba(cache):
+            out = run_mixer(self, hidden, None, StackStates.of((cache,)))
         return self._run_by_parts(hidden, cache) if out is None else out
 
     def _run_by_parts(

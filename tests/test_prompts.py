@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from layers import by_steps, error, tensors_of
-from selective_scan import _layer_stack, s6
+from selective_scan import MambaMixer, _layer_stack, s6
 from selective_scan._discretization import METHODS
 from selective_scan.compat._called import what_is_called
 from selective_scan.compat.generation import InferenceParams
+from selective_scan.compat.mamba_simple import Mamba
 from test_layer_stack import DIM, language_model, layer_by_layer, model_of
 
 F32, F64, HALF, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
@@ -106,10 +107,49 @@ def test_states_of_other_modules_are_left_to_them(device, ops):
     model, x = model_of(device, rotary=True, d_state=4), torch.randn(2, 24, DIM, device=device)
     with torch.no_grad():
         model(x, cache=model.allocate_cache(2))
-        hooked = model_of(device)
-        hooked.layers[1].conv1d.register_forward_hook(lambda *_: None)
-        hooked(x, cache=hooked.allocate_cache(2))
     assert not ops
+
+
+def test_layers_beside_one_that_must_be_called_run_alone(device, ops):
+    model, x = model_of(device), torch.randn(2, 24, DIM, device=device)
+    model.layers[1].conv1d.register_forward_hook(lambda module, arguments, result: 2 * result)
+
+    def run():
+        cache = model.allocate_cache(2)
+        with torch.no_grad():
+            out = model(x[:, :13], cache=cache), model(x[:, 13:], cache=cache)
+        return [*out, *tensors_of(cache)]
+
+    actual = run()
+    assert ops == [1, 1, 1, 1]
+    check(actual, layer_by_layer(run), BOUNDS[F32])
+
+
+@pytest.mark.parametrize("rows", [2, 70])
+@pytest.mark.parametrize("dtype", [F32, F64, HALF, BF16, "autocast"], ids=str)
+@pytest.mark.parametrize("kind", ["MambaMixer", "Mamba"])
+def test_mixers_alone(kind, dtype, rows, device, ops):
+    is_autocast = dtype == "autocast"
+    mixer = MambaMixer(DIM, d_state=5) if kind == "MambaMixer" else Mamba(DIM, 5, layer_idx=0)
+    mixer = mixer.to(device, F32 if is_autocast else dtype)
+    x = torch.randn(rows, 20, DIM, device=device, dtype=mixer.D.dtype)
+
+    def run():
+        with torch.no_grad(), torch.autocast(device, BF16, enabled=is_autocast):
+            if kind == "Mamba":
+                out, states = by_steps(mixer, x, 18)
+                return [out, *states[0]]
+            cache = mixer.allocate_cache(rows)
+            parts = [mixer(part, cache=cache) for part in x.split([13, 5, 1, 1], 1)]
+            return [*parts, *tensors_of(cache)]
+
+    actual = run()
+    # Few steps run by another operator, which takes no float64 on a GPU.
+    by_another = rows == 2 and not is_autocast and not (dtype == F64 and device == "cuda")
+    sizes = [18, 1, 1] if kind == "Mamba" else [13, 5, 1, 1]
+    others = [size for size in sizes if size > 8 or not by_another]
+    assert len(ops) == len(others) - (others.count(1) if is_autocast else 0)
+    check(actual, layer_by_layer(run), BOUNDS[BF16 if is_autocast else dtype])
 
 
 def test_no_state_changes_unless_all_fit(device):
@@ -202,8 +242,10 @@ def test_states_of_inference_mode(device, ops):
         model(tokens, inference_params=params)
 
 
-@pytest.mark.parametrize("change", ["gradient", "batch", "slow path", "fused_add_norm"])
-def test_other_published_prompts_go_layer_by_layer(change, device, ops):
+@pytest.mark.parametrize(
+    ("change", "alone"), [("gradient", 0), ("batch", 0), ("slow path", 2), ("fused_add_norm", 3)]
+)
+def test_other_published_prompts_go_layer_by_layer(change, alone, device, ops):
     model, tokens = language_model(True, device), torch.randint(50, (2, 12), device=device)
     params = InferenceParams(max_seqlen=12, max_batch_size=2)
     with torch.set_grad_enabled(change == "gradient"):
@@ -216,7 +258,7 @@ def test_other_published_prompts_go_layer_by_layer(change, device, ops):
             model.fused_add_norm = False
         out = model(tokens, inference_params=params)
     assert out.requires_grad == (change == "gradient")
-    assert not ops
+    assert ops == alone * [1]  # mixers alone
 
 
 # --- the op ---------------------------------------------------------------------------------------

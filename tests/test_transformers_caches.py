@@ -10,6 +10,7 @@ from opchecks import Ops
 pytest.importorskip("transformers", reason="needs the package transformers")
 
 import transformers
+from torch import nn
 
 import selective_scan.integrations.transformers as integration
 from selective_scan import _layer_stack
@@ -107,7 +108,7 @@ def test_tokens_of_many_rows_are_one_operator(kind, device, stacks):
 def test_falcon_mamba_without_a_cache(residual_in_fp32, dtype, device, stacks):
     """Also after a change of what was inspected: an inner norm's eps, and a hook on one."""
     model = make("falcon_mamba", device, dtype, residual_in_fp32=residual_in_fp32)
-    inputs = draw(device)
+    inputs, bound = draw(device), 1e-5 if dtype == torch.float32 else 4e-2
 
     def run():
         return {"logits": model(**inputs, use_cache=False).logits}
@@ -117,7 +118,7 @@ def test_falcon_mamba_without_a_cache(residual_in_fp32, dtype, device, stacks):
         for count in (1, 2):
             expected = run()
             with integration.enable():
-                assert_near(run(), expected, 1e-5 if dtype == torch.float32 else 2e-2)
+                assert_near(run(), expected, bound)
             assert len(stacks) == count
             for layer in model.backbone.layers:
                 for name in ("dt_layernorm", "b_layernorm", "c_layernorm"):
@@ -126,8 +127,8 @@ def test_falcon_mamba_without_a_cache(residual_in_fp32, dtype, device, stacks):
         hooked = run()
         assert max(errors(hooked, expected).values()) > 0.01
         with integration.enable():
-            assert_near(run(), hooked, 1e-5 if dtype == torch.float32 else 2e-2)
-    assert len(stacks) == 2
+            assert_near(run(), hooked, bound)
+    assert stacks == 3 * [20]  # of both layers, of both layers, of the other layer alone
 
 
 def test_falcon_mamba_with_gradients_goes_layer_by_layer(device, stacks):
@@ -137,6 +138,59 @@ def test_falcon_mamba_with_gradients_goes_layer_by_layer(device, stacks):
         with torch.no_grad():
             model(**inputs, use_cache=False)
     assert len(stacks) == 1
+
+
+def change_norms(model):
+    for part in model.modules():
+        if type(part).__name__ == "JambaRMSNorm":
+            nn.init.uniform_(part.weight, 0.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("rows", [2, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_jambas_mixers_are_one_operator_each(dtype, rows, device, stacks):
+    model = change_norms(make("jamba", device, dtype))
+    tokens, sizes = draw(device, batch=rows, seqlen=9)["input_ids"], [6, 1, 1, 1]
+    bound = 1e-5 if dtype == torch.float32 else 4e-2
+    expected = advance(model, tokens.split(sizes, dim=1))
+    with integration.enable():
+        assert_near(advance(model, tokens.split(sizes, dim=1)), expected, bound)
+        assert stacks == [size for size in sizes for _ in range(2)]
+        stacks.clear()
+        mixer = model.model.layers[0].mamba
+        mixer.b_layernorm.register_forward_hook(lambda module, arguments, result: 2 * result)
+        hooked = advance(model, tokens.split(sizes, dim=1))
+        assert stacks == sizes  # of the other layer
+    assert_near(hooked, advance(model, tokens.split(sizes, dim=1)), bound)
+    assert errors(hooked, expected)["logits"] > 1e-3
+
+
+def test_jambas_mixers_with_gradients_or_masks_run_by_parts(device, stacks):
+    model = change_norms(make("jamba", device))
+    with integration.enable():
+        solve(model, draw(device))
+        with torch.no_grad():
+            model(**draw(device, padding=5))
+        assert not stacks
+        with torch.no_grad():
+            model(**draw(device), use_cache=False)
+    assert len(stacks) == 2
+
+
+@pytest.mark.parametrize("fix_continuation", [False, True])
+def test_a_mixer_alone_goes_on(fix_continuation, device, stacks):
+    """A mixer that is called while a hook on another one keeps the model from one operator."""
+    model, tokens = make("mamba", device), draw(device, seqlen=12)["input_ids"]
+    model.backbone.layers[1].mixer.out_proj.register_forward_hook(lambda *_: None)
+    with integration.enable(fix_continuation=fix_continuation):
+        actual = advance(model, tokens.split([6, 5, 1], dim=1))
+        whole = advance(model, tokens.split([12], dim=1))
+    assert stacks == ([6, 5, 1, 12] if fix_continuation else [6, 1, 12])
+    if fix_continuation:
+        assert_near(actual, whole)
+    else:
+        assert_near(actual, advance(model, tokens.split([6, 5, 1], dim=1)))
 
 
 def test_a_cache_may_record_the_past(device):

@@ -315,14 +315,15 @@ struct Layer {
     return y;
   }
   Projected parts_of(const Tensor& x_dbl) const {
-    if (args.inner_eps < 0) return {matrix_of(x_dbl, 0, rank), B_of(x_dbl), C_of(x_dbl)};
-    const auto normed = [&](int64_t first, int64_t count) {
+    const InnerNorms& norms = args.inner_norms;
+    if (norms.eps < 0) return {matrix_of(x_dbl, 0, rank), B_of(x_dbl), C_of(x_dbl)};
+    const auto normed = [&](int64_t first, int64_t count, const OptionalTensor& weight) {
       const Tensor part = view_as(x_dbl, {batch, seqlen, count}, x_dbl.strides(), first);
       return std::get<0>(
-          ops.norm.forward(part, std::nullopt, std::nullopt, args.inner_eps, dtype, std::nullopt));
+          ops.norm.forward(part, std::nullopt, weight, norms.eps, dtype, std::nullopt));
     };
-    return {matrix_of(normed(0, rank)), channels_of(normed(rank, dstate)),
-            channels_of(normed(rank + dstate, dstate))};
+    return {matrix_of(normed(0, rank, norms.dt)), channels_of(normed(rank, dstate, norms.B)),
+            channels_of(normed(rank + dstate, dstate, norms.C))};
   }
   Tensor B_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank, dstate); }
   Tensor C_of(const Tensor& x_dbl) const { return channels_of(x_dbl, rank + dstate, dstate); }

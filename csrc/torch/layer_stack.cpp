@@ -1,5 +1,6 @@
 #include "layer_stack.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -29,6 +30,7 @@ struct Stack {
   const StackArguments& args;
   size_t depth;
   ScalarType product_dtype;
+  bool is_mixer_alone;
   const OptionalTensor none = std::nullopt;
   const std::optional<ScalarType> no_dtype = std::nullopt;
 
@@ -41,14 +43,22 @@ struct Stack {
       fail("weights must hold as many of each kind");
     }
     const Weights first = weights_of(0);
-    for (const WeightKind kind : {kNorm, kInProj, kConv1d, kXProj, kDtProj, kALog, kOutProj}) {
+    for (const WeightKind kind : {kInProj, kConv1d, kXProj, kDtProj, kALog, kOutProj}) {
       if (!first[kind]) fail("kinds must include ", static_cast<int64_t>(kind));
+    }
+    is_mixer_alone = !first[kNorm];
+    if (is_mixer_alone && (depth > 1 || args.residual || args.norm_f)) {
+      fail("kinds must include ", static_cast<int64_t>(kNorm), " unless there is a mixer alone");
     }
   }
 
   /// Refuses layers that have no backward pass.
   void check_backward() const {
     if (args.inner_eps >= 0) fail("inner_eps must be negative where there is a backward pass");
+    const auto has_none = [](int64_t kind) { return kind >= kDtNorm; };
+    if (is_mixer_alone || std::any_of(args.kinds.begin(), args.kinds.end(), has_none)) {
+      fail("kinds must be those of layers with a backward pass");
+    }
   }
 
   /// Refuses states that do not fit the call before any of them changes.
@@ -114,7 +124,7 @@ struct Stack {
              no_dtype,
              none},
             /*group=*/nullptr,
-            args.inner_eps};
+            {args.inner_eps, own[kDtNorm], own[kBNorm], own[kCNorm]}};
   }
 };
 
@@ -132,10 +142,16 @@ std::tuple<Tensor, Tensor, TensorList> stack_forward(const LayerOps& ops,
   for (size_t i = 0; i < stack.depth; ++i) {
     const Weights own = stack.weights_of(i);
     const bool has_stream = stack.has_stream(i);
-    auto [normed, total] =
-        ops.norm.forward(hidden, stream, *own[kNorm], args.eps, stack.product_dtype,
-                         has_stream ? std::optional(args.stream_dtype) : std::nullopt);
-    stream = has_stream ? total : args.x;
+    Tensor normed;
+    if (stack.is_mixer_alone) {
+      normed = cast(hidden, stack.product_dtype);
+    } else {
+      Tensor total;
+      std::tie(normed, total) =
+          ops.norm.forward(hidden, stream, *own[kNorm], args.eps, stack.product_dtype,
+                           has_stream ? std::optional(args.stream_dtype) : std::nullopt);
+      stream = has_stream ? total : args.x;
+    }
     std::optional<LayerStates> of_states;
     if (!states.states.empty()) {
       of_states = {states.conv_states[i], states.states[i], states.begins};
@@ -147,7 +163,7 @@ std::tuple<Tensor, Tensor, TensorList> stack_forward(const LayerOps& ops,
     KeptOfLayer kept{*stream, normed, std::move(of_layer)};
     for (const Tensor* it : kept.members(has_stream, args.bidirectional)) all_kept.push_back(*it);
   }
-  if (!args.norm_f) return {hidden, *stream, all_kept};
+  if (!args.norm_f) return {hidden, stream.value_or(Tensor()), all_kept};
   const auto [out, total] =
       ops.norm.forward(hidden, stream, *args.norm_f, args.eps, args.out_dtype,
                        saves ? std::optional(args.stream_dtype) : std::nullopt);

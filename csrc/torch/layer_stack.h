@@ -31,13 +31,17 @@ enum WeightKind : int64_t {
   kD,
   kOutProj,
   kOutProjBias,
+  kDtNorm,
+  kBNorm,
+  kCNorm,
   kWeightKinds
 };
 
 /// x is what enters the first layer's sum with the residual, the stream so far, which the first
 /// layers of a model lack; only its last layers have norm_f. `weights` holds those of the first
-/// kind in `kinds` for all layers, then those of the next kind. Layers with inner norms have
-/// no backward pass here; see LayerArguments.
+/// kind in `kinds` for all layers, then those of the next kind. inner_eps is that of the
+/// inner norms, see InnerNorms. A mixer alone, without the norm in front of it and without a
+/// stream, is a layer of which kNorm is absent. Neither has a backward pass here.
 struct StackArguments {
   const Tensor& x;
   const OptionalTensor& residual;

@@ -50,6 +50,13 @@ struct LayerOps {
   Tensor (*sum)(const Tensor& residual, const Tensor& product);
 };
 
+/// The RMS norms of a layer's dt, B and C, whose weights may be absent. There are none if eps is
+/// negative.
+struct InnerNorms {
+  double eps = -1;
+  OptionalTensor dt, B, C;
+};
+
 /// The arguments of a layer.
 ///
 /// With in_proj_weight, xz is the layer's input, (batch, seqlen, d_input), and A is the logarithm
@@ -62,11 +69,10 @@ struct LayerOps {
 ///
 /// With a group, xz holds one rank's steps of a sequence that runs through the steps of all ranks.
 ///
-/// Unless inner_eps is negative, dt, B and C are each divided by their root mean square, as
-/// FalconMamba's are. Such a layer has no backward pass.
+/// A layer with inner norms, such as FalconMamba's and Jamba's, has no backward pass.
 struct LayerArguments : tables::MambaInnerArguments {
   const Text* group = nullptr;
-  double inner_eps = -1;
+  InnerNorms inner_norms = {};
 };
 
 /// The tensors that the backward pass wants; undefined if nothing is kept. `input`, `xz_rows` and

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .._discretization import at_least_single, poles
 from .._layer_convolution import refuse_boundaries
 from .._layer_input import checked_sequence
+from .._layer_stack import StackStates, run_mixer
 from .._module_arguments import check_count, check_flag, check_positive, refuse
 from .._plain_mixer import project
 from .._wider_states import steps_in_one
@@ -166,6 +167,10 @@ class Mamba(DirectedMixer):
         if hidden.shape[0] not in (1, ssm_state.shape[0]):
             wanted = f"of batch {ssm_state.shape[0]}, as the states in inference_params are"
             refuse("hidden_states", wanted, tuple(hidden.shape))
+        if self.use_fast_path:
+            states = StackStates([conv_state], [ssm_state], begins=True)
+            if (out := run_mixer(self, hidden, None, states)) is not None:
+                return self._scale(out)
         x, z = self._project_input(hidden).transpose(1, 2).chunk(2, dim=1)
         # F.pad keeps the last steps of a longer sequence, and prepends zeros to a shorter one.
         conv_state.copy_(F.pad(x.detach(), (self.d_conv - x.shape[-1], 0)))
@@ -213,6 +218,8 @@ class Mamba(DirectedMixer):
             out = None
             if self.takes_steps_in_one():
                 out = steps_in_one((self,), hidden, ((conv_state, ssm_state),))
+                if out is None:
+                    out = run_mixer(self, hidden, None, StackStates([conv_state], [ssm_state]))
             if out is None:
                 out = self._run_by_parts(hidden, MixerCache(conv_state, ssm_state))
             out = self._scale(out)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from .. import _pytorch
 from .._discretization import at_least_single
 from .._layer_input import autocast_dtype_of
-from .._layer_stack import StackStates, run_stack
+from .._layer_stack import StackStates, run_mixer, run_stack
 from .._plain_mixer import can_be_called_in_vain, has_no_hooks
-from .._plain_stack import Stack
+from .._plain_stack import InnerNorms, Stack
 from .._wider_states import States, steps_in_one
 from ..cache import needs_gradient
 
@@ -28,14 +28,14 @@ class Classes(NamedTuple):
     """The classes of a file of transformers that has Mamba's layers.
 
     Attributes:
-        inner_norm: the class of the norms of dt, B and C, which only FalconMamba has.
+        inner_norms: those of the mixers.
     """
 
     model: type[nn.Module]
     block: type[nn.Module]
     mixer: type[nn.Module]
     norm: type[nn.Module]
-    inner_norm: type[nn.Module] | None
+    inner_norms: InnerNorms | None
     output: type
     cache: type
 
@@ -44,10 +44,20 @@ class Classes(NamedTuple):
         """Returns the classes of a file, None if it has other models."""
         for prefix in ("Mamba", "FalconMamba"):
             if hasattr(module, f"{prefix}Model"):
-                names = ("Model", "Block", "Mixer", "RMSNorm", "WeightlessRMSNorm", "Output")
-                found = [getattr(module, f"{prefix}{name}", None) for name in names]
-                return cls(*found, module.DynamicCache)
+                names = ("Model", "Block", "Mixer", "RMSNorm")
+                found = [getattr(module, f"{prefix}{name}") for name in names]
+                output = getattr(module, f"{prefix}Output")
+                return cls(*found, inner_norms_of(module), output, module.DynamicCache)
         return None
+
+
+def inner_norms_of(module: ModuleType) -> InnerNorms | None:
+    """Returns the norms of dt, B and C in the mixers of a file; None if they have none."""
+    if hasattr(module, "FalconMambaWeightlessRMSNorm"):
+        return InnerNorms(module.FalconMambaWeightlessRMSNorm)
+    if hasattr(module, "JambaMambaMixer"):
+        return InnerNorms(module.JambaRMSNorm, "variance_epsilon")
+    return None
 
 
 def model_forward(own: Callable[..., Any], classes: Classes) -> Callable[..., Any]:
@@ -82,7 +92,7 @@ def model_forward(own: Callable[..., Any], classes: Classes) -> Callable[..., An
         out, given = None, input_ids if inputs_embeds is None else inputs_embeds
         has_gradient = given is not None and needs_gradient(self, given)
         is_whole = cache is None and not wanted["use_cache"]
-        if has_gradient and classes.inner_norm is not None:
+        if has_gradient and classes.inner_norms is not None:
             is_whole = False  # the operator has no backward pass for inner norms
         is_prompt = False
         if wanted["use_cache"] and given is not None and not self.training:
@@ -140,18 +150,60 @@ def _sequence(model: Any, classes: Classes, hidden: Tensor, cache: Any) -> Tenso
     stack = _stack_of(model, classes)
     if cache is None:
         return _run(model, mixers, hidden, stack)
+    states = _new_states(mixers, hidden)
+    out = _run(model, mixers, hidden, stack, states)
+    if out is not None:
+        _keep(states, mixers, cache)
+    return out
+
+
+def mixer_alone(
+    mixer: Any, norms: InnerNorms | None, hidden: Tensor, cache: Any, goes_on: bool
+) -> Tensor | None:
+    """Returns the result of a mixer that is called alone, without a mask; None if the operator does
+    not support the call.
+
+    Args:
+        mixer: a mixer of Mamba, FalconMamba or Jamba.
+        norms: its inner norms.
+        hidden: (batch, seqlen, hidden_size).
+        cache: the cache, changed like by the mixer itself, or None.
+        goes_on: whether several steps go on from the cache's state.
+    """
+    if mixer.activation not in ACTIVATIONS:
+        return None
+    if cache is None:
+        return run_mixer(mixer, hidden, norms)
+    layer = cache.layers[mixer.layer_idx]
+    if getattr(layer, "record_past", True):
+        return None
+    if layer.has_previous_state[0]:
+        if hidden.shape[1] > 1 and not goes_on:
+            return None
+        states = StackStates([layer.conv_states[0]], [layer.recurrent_states[0]])
+        return run_mixer(mixer, hidden, norms, states)
+    states = _new_states([mixer], hidden)
+    out = run_mixer(mixer, hidden, norms, states)
+    if out is not None:
+        _keep(states, [mixer], cache)
+    return out
+
+
+def _new_states(mixers: list[Any], hidden: Tensor) -> StackStates:
+    """Returns states, not yet filled, for sequences that begin."""
     first, batch = mixers[0], hidden.shape[0]
     rows = (len(mixers), batch, first.intermediate_size)
     dtype = autocast_dtype_of(hidden.device) or hidden.dtype
     conv_states = hidden.new_empty(*rows, first.conv_kernel_size, dtype=dtype)
     states = hidden.new_empty(*rows, first.ssm_state_size, dtype=at_least_single(dtype))
-    given = StackStates(conv_states.unbind(), states.unbind(), begins=True)
-    out = _run(model, mixers, hidden, stack, given)
-    if out is not None:
-        for mixer, conv_state, state in zip(mixers, conv_states, states, strict=True):
-            cache.update_conv_state(conv_state, mixer.layer_idx)
-            cache.update_recurrent_state(state, mixer.layer_idx)
-    return out
+    return StackStates(conv_states.unbind(), states.unbind(), begins=True)
+
+
+def _keep(states: StackStates, mixers: list[Any], cache: Any) -> None:
+    """Stores new states in a cache."""
+    for mixer, conv_state, state in zip(mixers, states.conv_states, states.states, strict=True):
+        cache.update_conv_state(conv_state, mixer.layer_idx)
+        cache.update_recurrent_state(state, mixer.layer_idx)
 
 
 def _stack_of(model: Any, classes: Classes) -> Stack:
@@ -161,7 +213,7 @@ def _stack_of(model: Any, classes: Classes) -> Stack:
     if model.training:
         options += (("gradient_checkpointing", False),)
     kinds = (classes.block, classes.norm, "variance_epsilon")
-    return Stack(blocks, model.norm_f, *kinds, options, classes.inner_norm)
+    return Stack(blocks, model.norm_f, *kinds, options, classes.inner_norms)
 
 
 def _run(

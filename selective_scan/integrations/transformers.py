@@ -30,12 +30,19 @@ from .._plain_mixer import (
     is_plain_product,
     run_in_one,
 )
+from .._plain_stack import InnerNorms
 from ..causal_conv1d import causal_conv1d_fn
 from ..causal_conv1d_update import causal_conv1d_update
 from ..functional import selective_scan_fn
 from ..mamba_inner import LayerOptions
 from ..selective_state_update import selective_state_update
-from ._transformers_model import ACTIVATIONS, Classes, model_forward
+from ._transformers_model import (
+    ACTIVATIONS,
+    Classes,
+    inner_norms_of,
+    mixer_alone,
+    model_forward,
+)
 
 __all__ = ["Handle", "enable", "kernel_mapping"]
 
@@ -212,11 +219,13 @@ def _is_one_operator(mixer: nn.Module) -> bool:
     )
 
 
-def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callable[..., Any]:
+def _forward(
+    own: Callable[..., Any], model: str, norms: InnerNorms | None, goes_on: bool
+) -> Callable[..., Any]:
     """Returns a layer's forward method, which calls `own` except as follows.
 
-    With `may_be_one`, plain layers run as a single operator; with `goes_on`, scans continue from
-    the cache's state.
+    Plain layers of models other than Zamba run as a single operator, those with inner norms or a
+    cache only without gradients. With `goes_on`, scans continue from the cache's state.
     """
 
     @functools.wraps(own)
@@ -231,8 +240,12 @@ def _forward(own: Callable[..., Any], may_be_one: bool, goes_on: bool) -> Callab
     ) -> Tensor:
         cache = cache_params if cache is None else cache
         has_cache = cache is not None
-        if may_be_one and not has_cache and attention_mask is None and _is_one_operator(self):
-            return run_in_one(self, "hidden_states", hidden_states, LayerOptions())
+        if attention_mask is None and not options and model != "zamba":
+            if norms is None and not has_cache and _is_one_operator(self):
+                return run_in_one(self, "hidden_states", hidden_states, LayerOptions())
+            out = mixer_alone(self, norms, hidden_states, cache, goes_on)
+            if out is not None:
+                return out
         if goes_on and has_cache and cache.has_previous_state(self.layer_idx):
             state = cache.layers[self.layer_idx].recurrent_states[0]
             with _starting_from(state):
@@ -358,7 +371,9 @@ def _changes(model: str, fix_continuation: bool) -> list[tuple[Any, str, Any]]:
         changes.append((module, "mamba_inner_fn", _go_by_parts))
     mixer = getattr(module, _MIXERS[model], module)
     own = _found(mixer, "forward", "self hidden_states cache|cache_params attention_mask")
-    changes.append((mixer, "forward", _forward(own, model == "mamba", fix_continuation)))
+    changes.append(
+        (mixer, "forward", _forward(own, model, inner_norms_of(module), fix_continuation))
+    )
     if (classes := Classes.of(module)) is not None:
         own = _found(classes.model, "forward", _MODEL_ARGUMENTS)
         changes.append((classes.model, "forward", model_forward(own, classes)))
