@@ -310,8 +310,9 @@ def enable(models: Iterable[str] = tuple(_MIXERS), *, fix_continuation: bool = F
     a cache and padding, and without adapters or hooks, a Mamba layer runs as a single operator, or
     several layers of a Mamba model do; whether a mask marks padding is read once in each call, for
     which the host waits for a GPU. For a token with a cache, all layers of a Mamba model run as a
-    single operator. FalconMamba's do likewise in calls without gradients. Steps that need a
-    gradient, other activations than SiLU, and packed sequences are left to transformers' functions.
+    single operator. FalconMamba's do likewise in calls without gradients, in which each mixer of
+    Jamba is a single operator. Steps that need a gradient, other activations than SiLU, and packed
+    sequences are left to transformers' functions.
 
     Args:
         models: any of "mamba", "falcon_mamba", "jamba" and "zamba".
