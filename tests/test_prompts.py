@@ -298,3 +298,9 @@ def test_the_op_refuses_what_does_not_fit(device, monkeypatch):
     refused(
         "cu_seqlens must be", of_stack=(*head, bidirectional, boundaries, autocast, stream, out)
     )
+    x, residual, weights, kinds, norm_f, eps, inner_eps, *rest = of_stack
+    without_norms = (x, residual, weights[model.depth :], kinds[1:], norm_f, eps, inner_eps, *rest)
+    refused("kinds must include 0 unless there is a mixer alone", of_stack=without_norms)
+    normed = (x, residual, weights, kinds, norm_f, eps, 0.1, *rest)
+    no_states = {"conv_states": [], "states": [], "saves": True}
+    refused("inner_eps must be negative", of_stack=normed, **no_states)
