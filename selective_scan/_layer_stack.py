@@ -121,7 +121,7 @@ class StackStates(NamedTuple):
         for changed in chain(self.conv_states, self.states):
             increment_version(changed)
 
-    def take_one_of(self, x: Tensor) -> bool:
+    def take_one_step(self, x: Tensor) -> bool:
         """Returns whether the states take one step."""
         return bool(self.states) and x.shape[1] == 1 and not self.begins
 
@@ -228,7 +228,7 @@ def _do_dtypes_fit(x: Tensor, of_one_dtype: Collection[Tensor], states: StackSta
     cast them in every step."""
     is_cast = autocast_dtype_of(x.device) is not None
     return {it.dtype for it in of_one_dtype} == {x.dtype} and not (
-        is_cast and (x.dtype != torch.float32 or states.take_one_of(x))
+        is_cast and (x.dtype != torch.float32 or states.take_one_step(x))
     )
 
 

@@ -170,7 +170,8 @@ def mixer_alone(
         cache: the cache, changed like by the mixer itself, or None.
         goes_on: whether several steps go on from the cache's state.
     """
-    if mixer.activation not in ACTIVATIONS:
+    # Checked first, so that calls that are traced or observed allocate no states.
+    if not _pytorch.is_plain_call() or mixer.activation not in ACTIVATIONS:
         return None
     if cache is None:
         return run_mixer(mixer, hidden, norms)
