@@ -45,11 +45,15 @@ const Capability& choose_capability() {
                            " on this processor, got '" + wanted + "'");
 }
 
-}  // namespace
-
 const Capability& chosen_capability() {
   static const Capability& capability = choose_capability();
   return capability;
+}
+
+}  // namespace
+
+const KernelTable& chosen_kernels(bool is_double) {
+  return *chosen_capability().tables[is_double];
 }
 
 const char* capability() {

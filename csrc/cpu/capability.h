@@ -12,26 +12,33 @@
 
 namespace selective_scan::cpu {
 
-/// All kernels of one instruction set.
+/// All kernels of one instruction set that compute in fp32, or in fp64.
+struct KernelTable {
+  Kernels selective[2];  // is_complex
+  UnitaryKernels unitary;
+  DiagonalKernels diagonal[2];  // is_complex
+  ConvKernels conv;
+  NormKernels norm;
+  UpdateKernels update[2];         // is_complex
+  const MatrixKernels* matrix[2];  // is_complex
+  const StepKernels* step;
+};
+
+extern const KernelTable kDefaultDoubleKernels;
+extern const KernelTable kAvx2DoubleKernels;
+
 struct Capability {
   const char* name;
-  Kernels kernels[2][2];           // is_double, is_complex
-  UnitaryKernels unitary[2];       // is_double
-  DiagonalKernels diagonal[2][2];  // is_double, is_complex
-  ConvKernels conv[2];             // is_double
-  NormKernels norm[2];             // is_double
-  UpdateKernels update[2][2];      // is_double, is_complex
-  const MatrixKernels* matrix[2][2];
-  const StepKernels* step[2];  // is_double
+  const KernelTable* tables[2];  // is_double
 };
 
 extern const Capability kDefaultCapability;
 extern const Capability kAvx2Capability;
 extern const Capability kAvx512Capability;
 
-/// Returns the best capability that the processor supports, or the one that
+/// Returns the kernels of the best capability that the processor supports, or of the one that
 /// SELECTIVE_SCAN_CPU_CAPABILITY names.
-const Capability& chosen_capability();
+const KernelTable& chosen_kernels(bool is_double);
 
 /// Returns the name of the chosen capability: "default", "avx2" or "avx512".
 const char* capability();

@@ -72,30 +72,29 @@ extern template struct MatrixScan<Complex<Vec<double, SELECTIVE_SCAN_INSTRUCTION
 extern template struct StackStep<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
 extern template struct StackStep<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
 
-template <class InstructionSet>
-constexpr Capability make_capability() {
-  Capability capability{};
-  capability.name = InstructionSet::kName;
-  const auto add_numbers = [&]<class V>(bool is_double, bool is_complex) {
-    capability.kernels[is_double][is_complex] = kernels_of<V>();
-    capability.diagonal[is_double][is_complex] = diagonal_kernels_of<V>();
-    capability.update[is_double][is_complex] = update_kernels_of<V>();
-    capability.matrix[is_double][is_complex] = &MatrixScan<V>::kernels;
-  };
-  const auto add_reals = [&]<class R>(bool is_double) {
-    capability.unitary[is_double] = unitary_kernels_of<R>();
-    capability.conv[is_double] = conv_kernels_of<R>();
-    capability.norm[is_double] = RowNorm<R>::kernels;
-    capability.step[is_double] = &StackStep<R>::kernels;
-    add_numbers.template operator()<R>(is_double, false);
-    add_numbers.template operator()<Complex<R>>(is_double, true);
-  };
-  add_reals.template operator()<Vec<float, InstructionSet>>(false);
-  add_reals.template operator()<Vec<double, InstructionSet>>(true);
-  return capability;
+/// `R` is a vector of real numbers.
+template <class R>
+constexpr KernelTable kernel_table_of() {
+  using C = Complex<R>;
+  return {{kernels_of<R>(), kernels_of<C>()},
+          unitary_kernels_of<R>(),
+          {diagonal_kernels_of<R>(), diagonal_kernels_of<C>()},
+          conv_kernels_of<R>(),
+          RowNorm<R>::kernels,
+          {update_kernels_of<R>(), update_kernels_of<C>()},
+          {&MatrixScan<R>::kernels, &MatrixScan<C>::kernels},
+          &StackStep<R>::kernels};
 }
 
-constexpr Capability SELECTIVE_SCAN_CAPABILITY = make_capability<SELECTIVE_SCAN_INSTRUCTION_SET>();
+#if defined(SELECTIVE_SCAN_DEFINES_DOUBLES)
+constexpr KernelTable SELECTIVE_SCAN_DOUBLE_KERNELS =
+    kernel_table_of<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>();
+#endif
+
+constexpr KernelTable kFloatKernels = kernel_table_of<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>();
+
+constexpr Capability SELECTIVE_SCAN_CAPABILITY = {SELECTIVE_SCAN_INSTRUCTION_SET::kName,
+                                                  {&kFloatKernels, &SELECTIVE_SCAN_DOUBLE_KERNELS}};
 
 }  // namespace selective_scan::cpu
 

@@ -8,7 +8,9 @@
 namespace selective_scan::cpu {
 
 template struct StackStep<Vec<float, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+#if defined(SELECTIVE_SCAN_DEFINES_DOUBLES)
 template struct StackStep<Vec<double, SELECTIVE_SCAN_INSTRUCTION_SET>>;
+#endif
 
 }  // namespace selective_scan::cpu
 

@@ -20,7 +20,7 @@ constexpr int64_t kMinSegment = 64;
 constexpr int64_t kSmallUpdate = 16384;
 
 const ConvKernels& kernels_for(const ConvParams& params) {
-  return chosen_capability().conv[params.is_double];
+  return chosen_kernels(params.is_double).conv;
 }
 
 ConvSplit split_of(const ConvParams& params) {

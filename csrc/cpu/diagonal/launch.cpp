@@ -62,7 +62,7 @@ void start_segments(const DiagonalScanParams& params, const DiagonalSplit& split
 }
 
 const DiagonalKernels& kernels_for(const DiagonalScanParams& params) {
-  return chosen_capability().diagonal[params.is_double][params.is_complex];
+  return chosen_kernels(params.is_double).diagonal[params.is_complex];
 }
 
 template <class Params>

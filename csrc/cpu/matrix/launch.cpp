@@ -14,7 +14,7 @@ namespace {
 constexpr double kSerialProducts = 64 * 1024;
 
 const MatrixKernels& kernels_for(const ScanParams& params) {
-  return *chosen_capability().matrix[params.is_double][params.is_complex];
+  return *chosen_kernels(params.is_double).matrix[params.is_complex];
 }
 
 /// The kernels, partitions and memory that both passes share. With a null workspace it only

@@ -25,7 +25,7 @@ struct NormPlan {
   char* parts;  // one row of sums per task
 
   NormPlan(const NormParams& params, bool has_parts, const ThreadPool& pool, void* workspace)
-      : kernels(chosen_capability().norm[params.is_double]),
+      : kernels(chosen_kernels(params.is_double).norm),
         task_rows(std::max({kTaskChannels / std::max<int64_t>(params.channels, 1),
                             ceil_div(params.rows, kMostTasks), int64_t{1}})),
         tasks(ceil_div(params.rows, task_rows)),

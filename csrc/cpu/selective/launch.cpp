@@ -23,7 +23,7 @@ constexpr int64_t kSmallestForwardBlock = 16;
 constexpr int64_t kSmallestBackwardBlock = 64;
 
 const Kernels& kernels_for(const ScanParams& params) {
-  return chosen_capability().kernels[params.is_double][params.is_complex];
+  return chosen_kernels(params.is_double).selective[params.is_complex];
 }
 
 Partition partition_of(const ScanParams& params, int64_t block_channels) {

@@ -55,7 +55,7 @@ struct StepPlan {
   int64_t scratch_bytes;  // of a worker
 
   StepPlan(const StepParams& params, const ThreadPool& pool)
-      : kernels(*chosen_capability().step[params.is_double]),
+      : kernels(*chosen_kernels(params.is_double).step),
         shared_bytes(kernels.shared_bytes(params)),
         scratch_bytes(round_up(kernels.scratch_bytes(params), Arena::kAlignment)) {
     const double element = static_cast<double>(element_size(params.weight_dtype));

@@ -17,12 +17,12 @@ void run(const Params& params, void (*kernel)(const Params&, const Block&), int6
 }  // namespace
 
 void launch(const UnitaryForwardParams& params, void*, const ThreadPool& pool) {
-  const UnitaryKernels& kernels = chosen_capability().unitary[params.is_double];
+  const UnitaryKernels& kernels = chosen_kernels(params.is_double).unitary;
   run(params, kernels.forward, kernels.block_channels, pool);
 }
 
 void launch(const UnitaryBackwardParams& params, void*, const ThreadPool& pool) {
-  const UnitaryKernels& kernels = chosen_capability().unitary[params.is_double];
+  const UnitaryKernels& kernels = chosen_kernels(params.is_double).unitary;
   run(params, kernels.backward, kernels.block_channels, pool);
 }
 

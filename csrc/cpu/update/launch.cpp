@@ -22,7 +22,7 @@ struct UpdatePlan {
   int64_t scratch_bytes;  // of a worker
 
   UpdatePlan(const UpdateParams& params, const ThreadPool& pool)
-      : kernels(chosen_capability().update[params.is_double][params.is_complex]),
+      : kernels(chosen_kernels(params.is_double).update[params.is_complex]),
         task_channels(std::min(params.dim, kTaskChannels)),
         tasks_per_head(ceil_div(params.dim, task_channels)),
         tasks(params.batch * params.heads * tasks_per_head),
