@@ -27,7 +27,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
     """Groups the tests of each compiled module in one process, since others would wait for the
-    build.
+    build, which takes half a minute and makes them slow tests.
 
     Half of all tests are on CUDA. If CUDA cannot be tested, they are deselected here, since
     skipping them one by one takes a minute in all; pytest_terminal_summary() reports it.
@@ -35,6 +35,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for name in {"core", "plan_bindings", "functions"} & set(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(name))
+            item.add_marker(pytest.mark.slow)
         if "cuda_device" in item.fixturenames:
             item.add_marker(pytest.mark.cuda)
     if why_no_cuda():

@@ -233,6 +233,7 @@ def test_the_sum_is_hidden_where_nothing_is_added(device):
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.slow
 def test_compiled(fullgraph):
     tensors, cotangents = make(AUTOCAST, "cpu")
     expected, gradients, _ = call(AUTOCAST, tensors, cotangents)
@@ -248,6 +249,7 @@ def test_compiled(fullgraph):
     torch.testing.assert_close(found, gradients, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 def test_transforms_and_modes_see_parts(device, monkeypatch):
     x, weight = torch.randn(4, 3, 9, device=device), torch.randn(9, device=device)
 

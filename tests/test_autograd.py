@@ -130,6 +130,7 @@ def test_several_gradients_at_once(way, call):
 
 @pytest.mark.parametrize("count", [0, COTANGENTS])
 @pytest.mark.parametrize("name", ["layer", "layer of two directions"])
+@pytest.mark.slow
 def test_ops_that_are_called_for_each_entry(name, count, device):
     """Batches of a layer's op run entry by entry, also in torch.compile, which sees a layer as one
     op, while vmap alone sees its parts."""
@@ -216,19 +217,11 @@ OF_OPS = [
 ]
 
 
-COMPILED_SLOWLY = ("cross scan", "exponential trapezoid")
-
-
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [
-        *(
-            pytest.param(name, True, marks=[pytest.mark.slow] * (name in COMPILED_SLOWLY))
-            for name in operator_calls.DIFFERENTIABLE
-        ),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in OF_OPS),
-    ],
+    [(name, True) for name in operator_calls.DIFFERENTIABLE] + [(name, False) for name in OF_OPS],
 )
+@pytest.mark.slow
 def test_compiled(name, dynamic, device):
     function, _ = make(name, device)
     compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -240,6 +233,7 @@ def test_compiled(name, dynamic, device):
 
 
 @pytest.mark.parametrize("name", OF_OPS)
+@pytest.mark.slow
 def test_compiled_autograd_of_an_eager_forward(name, device):
     function, leaves = make(name, device)
     results = function(*leaves)
@@ -252,6 +246,7 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.slow
 def test_compiled_autograd_of_a_model(bidirectional, device):
     """Compiled autograd works by its public switch, also for a second length in another graph."""
     model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)

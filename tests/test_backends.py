@@ -206,6 +206,7 @@ print(json.dumps([error, message, list(reference.shape), status]))
 """
 
 
+@pytest.mark.slow
 def test_library_that_was_not_built(sources_only):
     result = run_beside(sources_only, CALL)
     error, message, reference, status = json.loads(result.stdout)
@@ -257,6 +258,7 @@ def test_library_that_does_not_load(sources_only, tmp_path):
     assert "pip install" in message
 
 
+@pytest.mark.slow
 def test_a_wrong_instruction_set_is_no_reason_to_build():
     code = f"import os; os.environ['SELECTIVE_SCAN_CPU_CAPABILITY'] = 'sse'\n{CALL}"
     error, message, _, status = json.loads(programs.run_python("-c", code).stdout)
@@ -348,6 +350,7 @@ def test_fallback_on_another_device(without_kernels, caplog):
     assert "no kernels for tensors on meta: not a supported device" in caplog.text
 
 
+@pytest.mark.slow
 def test_fallback_under_torch_compile_warns_too(without_kernels, caplog):
     inputs = inputs_on(SMALL, "cpu")
     allow_fallback()
@@ -377,6 +380,7 @@ def test_fallback_is_switched_by_a_bool(value):
 # --- an import ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_import_takes_nothing_along():
     """Importing the package imports no other package than torch, and no exact numbers. For example,
     torch.utils.flop_counter would import Triton, which takes longer than everything else."""
@@ -395,6 +399,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert packages.isdisjoint({"decimal", "fractions"})
 
 
+@pytest.mark.slow
 def test_modules_that_are_imported_when_they_are_used():
     code = """
 import sys
@@ -424,6 +429,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 def test_a_counter_that_refuses_the_formulas_is_imported_all_the_same():
     code = """
 from selective_scan import _flops

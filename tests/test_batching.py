@@ -292,6 +292,7 @@ def test_a_bad_mapped_call_is_refused_as_any_other(plain):
         vmap(lambda u: selective_scan_fn(u, delta[..., 1:], A, B, C))(torch.stack([u, u]))
 
 
+@pytest.mark.slow
 def test_compiled(plain):
     u, delta, A, B, C = plain
     poles = torch.stack([A, 2 * A])

@@ -31,6 +31,7 @@ PASSES = ("forward", "backward", "forward + backward")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
+@pytest.mark.slow
 def test_a_program_starts_anew_to_keep_freed_memory():
     code = "import os; from harness.timing import keep_freed_memory; keep_freed_memory(); "
     code += "print(os.environ['GLIBC_TUNABLES'])"
@@ -137,6 +138,7 @@ RECORDED = {command.split()[0] for _, command in PROGRAMS}
 
 
 @pytest.mark.parametrize(("fewest", "command"), PROGRAMS)
+@pytest.mark.slow
 def test_program(fewest, command, tmp_path):
     name, *arguments = command.split()
     picture = [tmp_path / "plot.png"] if arguments[-1] == "--plot" else []
@@ -167,6 +169,7 @@ def test_models_of_transformers_are_compared(tmp_path):
     assert len(timings(record)) == 3
 
 
+@pytest.mark.slow
 def test_benchmark_measures_the_product_of_what_is_named(tmp_path):
     printed, content = measure(
         tmp_path, "benchmark_selective_scan.py", "--device", "cpu", "--quick", "--backward",
@@ -383,6 +386,7 @@ def test_a_chosen_path_that_is_too_slow_is_told(monkeypatch, capsys):
         assert [line.split()[-2:] for line in slower] == status * [["1.500", "streamed"]]
 
 
+@pytest.mark.slow
 def test_revisions_are_taken_from_the_folders_that_are_named(tmp_path):
     arguments = (PACKAGE, tmp_path, "--device", "cpu", "--quick")
     done = run_program("compare_revisions.py", *arguments, status=1)

@@ -326,7 +326,8 @@ def test_a_library_of_an_earlier_build_is_not_packed(setup, tmp_path, inplace):
 @pytest.mark.parametrize("cuda", [None, "13.0"])
 def test_objects_older_than_a_header_are_compiled_again(setup, tmp_path, cuda):
     """With a CUDA build of torch, ninja itself compares them with the headers."""
-    newest = max(path.stat().st_mtime for path in setup.headers())
+    headers = [path for path in setup.headers() if path.parent.name != "torch"]
+    newest = max(path.stat().st_mtime for path in headers)
     objects = {}
     for name, age in (("cuda/old", 60), ("cuda/new", -60), ("torch/old", 60)):
         objects[name] = tmp_path / "temp" / f"{name}.o"

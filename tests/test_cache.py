@@ -258,12 +258,13 @@ def test_a_cache_outlives_inference_mode(device):
     ("backend", "lengths", "options"),
     [
         ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {}),
-        pytest.param("aot_eager", [9, 1, 1, 7, 1, 10, 0], {"d_conv": 9}, marks=pytest.mark.slow),
-        pytest.param("aot_eager", [9, 1, 1, 7, 1, 10, 0], BOTH, marks=pytest.mark.slow),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], {"d_conv": 9}),
+        ("aot_eager", [9, 1, 1, 7, 1, 10, 0], BOTH),
         ("inductor", [3, 1, 1], {}),
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_compiled(backend, lengths, options, device):
     model = model_of(device, **{"depth": 1} | options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -274,11 +275,8 @@ def test_compiled(backend, lengths, options, device):
         cache.reset()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, *(pytest.param(it, marks=pytest.mark.slow) for it in ({"depth": 2}, BOTH))],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{}, BOTH], ids=str)
+@pytest.mark.slow
 def test_a_compiled_loop_of_any_sizes(options, device):
     model = model_of(device, **{"depth": 1} | options)
 
@@ -303,6 +301,7 @@ def test_a_compiled_loop_of_any_sizes(options, device):
         ),
     ],
 )
+@pytest.mark.slow
 def test_compiled_rows(kind, backend):
     cache = model_of(depth=1).allocate_cache(BATCH)
 
@@ -320,6 +319,7 @@ def test_compiled_rows(kind, backend):
             change(kind([1]), kind(rows))
 
 
+@pytest.mark.slow
 def test_compiled_step_and_reorder(device):
     """A compiled step with a reorder is correct. Inductor by itself would read rows of the state
     that the step has changed while it writes them."""

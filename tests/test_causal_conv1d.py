@@ -339,6 +339,7 @@ SMALL_CASES = [
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+@pytest.mark.slow
 def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan

@@ -402,6 +402,7 @@ def test_a_refused_input_has_the_argument_s_name(bimamba_type):
 
 
 @pytest.mark.parametrize("bimamba_type", TYPES)
+@pytest.mark.slow
 def test_compiled(bimamba_type):
     layer = make(bimamba_type, if_divide_out=True, init_layer_scale=0.5)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

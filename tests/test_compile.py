@@ -64,6 +64,7 @@ def test_opcheck_of_the_forward_op(case, device):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow
 def test_opcheck_of_the_backward_op(case, device):
     forward, backward = ops()
     inputs = op_arguments(case, inputs_on(case, device))
@@ -83,6 +84,7 @@ def half_of_a_wider_tensor(like):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.slow
 def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
     inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = ops()[0](*inputs, True)
@@ -213,6 +215,7 @@ def test_reentrant_checkpointing(device):
     [SMALL, SMALL.with_(complex=True, B="packed_grouped"), SMALL.with_(layout="channel_last")],
     ids=str,
 )
+@pytest.mark.slow
 def test_compiled_function_in_two_graphs(case, device):
     def scan(inputs):
         return selective_scan_fn(**inputs, delta_softplus=True, return_last_state=True)
@@ -241,11 +244,8 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(gradients([actual], inputs), gradients([expected], inputs))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [*KINDS[:2], *(pytest.param(options, marks=pytest.mark.slow) for options in KINDS[2:])],
-    ids=str,
-)
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.slow
 def test_compiled_s6_in_two_graphs(options, device):
     model = S6(8, d_state=4, **options, device=device)
     counter = CompileCounterWithBackend("aot_eager")
@@ -305,6 +305,7 @@ def test_jit_trace_of_s6_with_gradients(device):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_export_with_a_dynamic_length(strict, options, device):
     model = S6(8, d_state=4, **options, device=device)
     x = torch.randn(2, 40, 8, device=device)
@@ -316,6 +317,7 @@ def test_export_with_a_dynamic_length(strict, options, device):
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.slow
 def test_export_with_any_number_of_sequences(options, device):
     model = S6(8, d_state=4, **options, device=device)
     given = {

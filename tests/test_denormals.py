@@ -241,6 +241,7 @@ def start_threads() -> None:
     assert not any_thread_flushes()
 
 
+@pytest.mark.slow
 def test_threads_that_a_call_starts_keep_denormals():
     """Threads that a call starts do not flush, although they inherit their creator's mode."""
     process = multiprocessing.get_context("spawn").Process(target=start_threads)

@@ -107,6 +107,7 @@ def test_convolution_adds_gradients_of_doubles_as_such(ranks):
         torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_compiled_convolution(ranks):
     check_convolution(ranks, convolution(4, torch.float32), (45, 25), compiled=True)
 
@@ -119,6 +120,7 @@ def convolution_passes_opcheck(group, tensors: dict, lengths, device: str) -> No
     torch.library.opcheck(op, (*arguments, True, "silu", True, group.group_name, True))
 
 
+@pytest.mark.slow
 def test_opcheck_of_the_convolution(ranks):
     tensors = convolution(4, torch.float32).tensors
     ranks(convolution_passes_opcheck, tensors, (2, 68), ranks.device, ranks=2)

@@ -29,6 +29,7 @@ def lose_a_rank(group, device: str) -> str | None:
     return lose_the_last(group, backward)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_others(tmp_path):
     ranks = Ranks(3, tmp_path)
     try:

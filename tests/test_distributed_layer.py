@@ -193,6 +193,7 @@ def lose_a_rank(group, tensors: dict) -> str | None:
     return lose_the_last(group, lambda: MAMBA_INNER_OF_RANKS(*arguments))
 
 
+@pytest.mark.slow
 def test_a_collective_that_fails_is_told(tmp_path):
     ranks = Ranks(2, tmp_path)
     try:
@@ -209,5 +210,6 @@ def passes_opcheck(group, tensors: dict, device: str) -> None:
     opcheck_forward(op, (*arguments_of(tensors, {"bidirectional": True}), group.group_name))
 
 
+@pytest.mark.slow
 def test_opcheck(ranks):
     ranks(passes_opcheck, draw(2, 9, 4, torch.float32, True), ranks.device, ranks=2)

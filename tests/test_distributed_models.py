@@ -131,6 +131,7 @@ def test_sequences(ranks, options):
 
 
 @pytest.mark.parametrize("around", ["ddp", "fsdp", "compile"])
+@pytest.mark.slow
 def test_sequences_within_others(ranks, around):
     depth = 1 if around == "compile" else 2  # compilation takes time
     check_sequences(ranks, {"bidirectional": True, "depth": depth}, (11, 9), around)
@@ -232,6 +233,7 @@ def test_channels_and_sequences_within_fsdp(ranks):
     check_channels(ranks, {"bidirectional": True}, 2, "fsdp")
 
 
+@pytest.mark.slow
 def test_compiled_channels(ranks):
     data, options = draw(2, 21), {"depth": 1}
     parts = ranks(run_channels, options, "none", "compile", data, ranks.device, ranks=2)
@@ -292,6 +294,7 @@ def go_on_elsewhere(group, data: list, device: str, shapes: list, folder: str) -
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.slow
 def test_a_checkpoint_of_one_layout_is_one_of_all(ranks, first, tmp_path):
     data = [draw(1, 20) for _ in range(2)]
     shapes = [shape_of(ranks, 1), shape_of(ranks, 2), None]

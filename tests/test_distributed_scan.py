@@ -156,6 +156,7 @@ def test_scan_has_the_same_bits_every_run(ranks):
     assert all(ranks(scan_twice, Case(), lengths, ranks.device, ranks=len(lengths)))
 
 
+@pytest.mark.slow
 def test_compiled_scan(ranks):
     check_scan(ranks, Case(method="foh"), (45, 25), compiled=True)
 
@@ -194,5 +195,6 @@ def passes_opcheck(group, case: Case, lengths, device: str) -> None:
     opcheck_forward(op, arguments)
 
 
+@pytest.mark.slow
 def test_opcheck_of_the_scan(ranks):
     ranks(passes_opcheck, Case(seqlen=12), (5, 7), ranks.device, ranks=2)

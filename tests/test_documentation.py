@@ -24,7 +24,7 @@ EXAMPLES = [
     pytest.param(
         example,
         id=f"{path.relative_to(ROOT)}-{number}",
-        marks=[pytest.mark.slow] * ("aoti_compile_and_package" in example),
+        marks=[pytest.mark.slow] * ("torch.export" in example),
     )
     for path in TEXTS
     for number, example in enumerate(
@@ -178,6 +178,7 @@ def is_file_of(path: Path, name: str) -> bool:
 @pytest.mark.parametrize(
     "suffixes", [(".md",), (".py",), CXX], ids=lambda suffixes: " ".join(suffixes)
 )
+@pytest.mark.slow
 def test_files_are_called_by_their_names(suffixes):
     speakers = [path for path in FILES if path.suffix in suffixes]
     assert speakers

@@ -92,6 +92,7 @@ def test_scan(ranks, case, where):
     check_scan(ranks, case, where)
 
 
+@pytest.mark.slow
 def test_compiled_scan(ranks):
     check_scan(ranks, WIDE, ("dim",), compiled=True)
 

@@ -27,6 +27,7 @@ def needs_the_libraries_of_the_demo():
 
 
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
+@pytest.mark.slow
 def test_digits_learns_and_draws(tmp_path, device):
     picture = tmp_path / "digits.png"
     small = ["--epochs", "4", "--d-model", "32", "--depth", "1", "--batch-size", "32"]
@@ -64,18 +65,21 @@ def test_weight_decay_leaves_poles_and_skips_alone():
         (("--graphs",), "--graphs needs --device cuda, got --device cpu"),
     ],
 )
+@pytest.mark.slow
 def test_digits_refuses_bad_arguments(arguments, expected):
     result = run(*arguments)
     assert result.returncode == 2
     assert expected in result.stderr
 
 
+@pytest.mark.slow
 def test_speed_up_transformers_refuses_bad_arguments():
     result = run("--runs", "0", script=EXAMPLES / "speed_up_transformers.py")
     assert result.returncode == 2
     assert "--runs must be at least 1" in result.stderr
 
 
+@pytest.mark.slow
 def test_speed_up_transformers_measures_each_pass(tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the package transformers")
     transformers.FalconMambaConfig(
@@ -91,6 +95,7 @@ def test_speed_up_transformers_measures_each_pass(tmp_path):
     assert all(float(number) > 0 for row in rows for number in row[1:])
 
 
+@pytest.mark.slow
 def test_text_is_learned_and_written(tmp_path):
     picture = tmp_path / "text.png"
     small = ["--steps", "25", "--tokens", "1024", "--d-model", "32", "--depth", "1"]
@@ -135,11 +140,8 @@ def test_onnxruntime_generates_one_token_at_least():
 
 
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
-@pytest.mark.parametrize(
-    "method",
-    [(), pytest.param(("--trapezoid",), marks=pytest.mark.slow)],
-    ids=["zoh", "trapezoid"],
-)
+@pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
+@pytest.mark.slow
 def test_parity_is_told_by_states_that_rotate(method, tmp_path):
     picture = tmp_path / "parity.png"
     few = ["--bits", "16", "--steps", "250", "--test-size", "200", "--measure-every", "125"]

@@ -197,6 +197,7 @@ def test_the_reference_may_be_asked_for():
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.slow
 def test_compiled_with_interleaved_projections(dtype, device):
     case = BASE.with_(complex=True, B="interleaved", C="interleaved", dtype=dtype)
     compiled = torch.compile(exponential_trapezoid_fn, fullgraph=True, backend="aot_eager")

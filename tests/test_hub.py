@@ -34,6 +34,7 @@ def package(made) -> dict[Path, ast.Module]:
     }
 
 
+@pytest.mark.slow
 def test_every_source_is_compiled_for_its_backends(made):
     text = (made / "build.toml").read_text("utf-8")
     assert "@" not in re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
@@ -60,6 +61,7 @@ def executed(tree: ast.Module) -> Iterator[ast.AST]:
     return (node for node in ast.walk(tree) if id(node) not in hidden)
 
 
+@pytest.mark.slow
 def test_what_is_shipped_imports_itself_relatively(package):
     """The hub loads the package by another name, and every file that is imported must be
     shipped."""

@@ -221,6 +221,7 @@ def test_out_is_written_and_returned(name, changes, device):
 
 
 @each_of({name: it + OWN_SLOTS.get(name, []) for name, it in CASES.items()})
+@pytest.mark.slow
 def test_opcheck(name, changes, device):
     operator, arguments = call_of(name, changes, device)
     if operator.takes_out and changes in CASES[name]:
@@ -247,6 +248,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
+@pytest.mark.slow
 def test_other_sizes_do_not_compile_again(name, device):
     operator, _ = in_place(name, device)
 
@@ -271,6 +273,7 @@ BACKENDS += [
 
 
 @pytest.mark.parametrize(("name", "backend"), BACKENDS)
+@pytest.mark.slow
 def test_compiled_code_changes_the_states_in_place(name, backend, device):
     operator, arguments = in_place(name, device)
     other = copy_of(arguments)

@@ -65,6 +65,7 @@ of_forms = pytest.mark.parametrize("form", FORMS)
 
 @of_forms
 @pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.slow
 def test_opcheck(autocast_dtype, form, device):
     case = BASE.with_(seqlen=40)
     has_input = "input" in form

@@ -101,6 +101,7 @@ def scan_by(method):
 # --- the scan -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_methods(normal, check):
     program = check(*joined((scan_by(method), scanned(normal)) for method in METHODS))
     is_new = program.opset == 27
@@ -108,6 +109,7 @@ def test_methods(normal, check):
     assert program.operators["Scan"] == len(METHODS) * (not is_new)
 
 
+@pytest.mark.slow
 def test_a_step_of_the_input(normal, check):
     """The formula takes input_delta in its own place, also with B and C that all channels share."""
 
@@ -131,6 +133,7 @@ def test_a_step_of_the_input(normal, check):
     check(*joined(calls))
 
 
+@pytest.mark.slow
 def test_steps_of_any_size(normal, check):
     """foh's φ1 does not cancel near 0, and bilinear's factor may be 0 or negative."""
     steps = torch.tensor([0.0, 1e-7, 1e-3, 0.5, 1.0, 2.0, 3.0, 30.0, 1.0])
@@ -150,6 +153,7 @@ def test_steps_of_any_size(normal, check):
     check(*joined((scan_by(method), given) for method in ("foh", "bilinear")))
 
 
+@pytest.mark.slow
 def test_projections_and_directions(normal, check):
     u, delta, A, grouped, *_ = scanned(normal)
     constant, shared = normal(DIM, DSTATE), normal(BATCH, DSTATE, SEQLEN)
@@ -232,6 +236,7 @@ def test_half_precision_of_an_exported_program(normal, tmp_path):
 # --- the other operators --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_diagonal_scan(normal, check):
     def function(backend, a, b, state):
         return (
@@ -289,6 +294,7 @@ def test_layer(normal, check):
     check(*joined((layer(bidirectional), given) for bidirectional in (False, True)))
 
 
+@pytest.mark.slow
 def test_cross_scan(normal, check):
     height, width = 2, 5
 
@@ -365,6 +371,7 @@ def test_prefill_of_one_sequence(normal, check):
     check(*joined((prefill(*kind), (*given, torch.tensor([2, end]))) for *kind, end in kinds))
 
 
+@pytest.mark.slow
 def test_step_through_a_stack(normal, check):
     d_model, rank, depth = 4, 2, 2
     shapes = {

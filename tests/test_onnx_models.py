@@ -49,6 +49,7 @@ def test_layers_of_one_size(tmp_path):
     check(nn.Sequential(*layers, *mixers()), rows(ROWS[0]), tmp_path / "model.onnx", dynamic=None)
 
 
+@pytest.mark.slow
 def test_double_precision(tmp_path):
     model, x = s6(dtype=torch.float64), torch.randn(2, 9, D_MODEL, dtype=torch.float64)
     program = Program(model.eval(), (x,), tmp_path / "model.onnx", opset=18)
@@ -90,6 +91,7 @@ def images(*sizes):
     return [(torch.randn(n, published_calls.DIM, height, 3),) for n, height in sizes]
 
 
+@pytest.mark.slow
 def test_vision_of_one_size(tmp_path):
     """Vim's and VMamba's blocks are called as published."""
     model = Both(published_calls.Vim(mamba_inner_fn), published_calls.VMamba(selective_scan_fn))

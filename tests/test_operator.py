@@ -265,6 +265,7 @@ INSTEAD = {
 }
 
 
+@pytest.mark.slow
 def test_an_import_with_a_pytorch_without_names_of_its_own():
     code = """
 import importlib, torch

@@ -33,6 +33,7 @@ def cases():
 
 
 @pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
+@pytest.mark.slow
 def test_oracle(case):
     inputs, options = inputs_on(case, "cpu"), make(case).options
     by_reference = selective_scan_ref(**inputs, **options, return_last_state=True)

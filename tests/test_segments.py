@@ -66,6 +66,7 @@ def test_matches_the_reference(case):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_angles_add_up_without_loss(method):
     """Over many steps a segment rotates a state by angles whose sum no float32 holds."""
     random = generator(method)

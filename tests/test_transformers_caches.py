@@ -380,6 +380,7 @@ def test_steps_outside_of_no_grad(device):
     assert_near({"logits": torch.cat(logits, 1).detach()}, {"logits": expected})
 
 
+@pytest.mark.slow
 def test_trainer(tmp_path, device):
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     model = make("mamba", device)
