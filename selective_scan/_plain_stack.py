@@ -41,13 +41,15 @@ class InnerNorms(NamedTuple):
     Attributes:
         kind: their class.
         eps_name: the name of their attribute eps.
+        NAMES: their names in a mixer.
     """
 
     kind: type[nn.Module]
     eps_name: str = "eps"
+    NAMES = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
     def modules_of(self, layers: Collection[nn.Module]) -> list[nn.Module]:
-        return [layer._modules[name] for layer in layers for name in _INNER_NORMS]
+        return [layer._modules[name] for layer in layers for name in self.NAMES]
 
     def found_in(self, layers: Collection[nn.Module]) -> tuple[float, list[list]] | None:
         """Returns the norms' eps, and for dt, B and C the weights in all layers, which may be None;
@@ -57,7 +59,7 @@ class InnerNorms(NamedTuple):
         if len(values) != 1 or not all(type(it) is self.kind and has_no_hooks(it) for it in norms):
             return None
         weights = [norm._parameters.get("weight") for norm in norms]
-        return values.pop(), [weights[i :: len(_INNER_NORMS)] for i in range(len(_INNER_NORMS))]
+        return values.pop(), [weights[i :: len(self.NAMES)] for i in range(len(self.NAMES))]
 
 
 class Stack(NamedTuple):
@@ -348,7 +350,6 @@ def _have_equal_strides(tensors: list[Tensor]) -> bool:
 # The parts of a layer that are inspected, and its options with the defaults for layers that lack
 # them.
 _PARTS = ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")
-_INNER_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 LAYER_OPTIONS = {"bidirectional": False, "dt_soft_plus": True, "discretization_method": "zoh"}
 # The types that the parts of a layer must have for the operator to serve it.
 _PLAIN_PARTS = [

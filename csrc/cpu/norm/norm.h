@@ -18,11 +18,11 @@ SELECTIVE_SCAN_HD scalar_t<R> sum_of_lanes(R values) {
   return sum;
 }
 
-/// Returns the scale of a row, given the sums of its squares per lane.
-template <class R>
-SELECTIVE_SCAN_HD scalar_t<R> norm_scale(R squares, int64_t channels, double eps) {
-  using T = scalar_t<R>;
-  const T mean = sum_of_lanes(squares) / static_cast<T>(channels);
+/// Returns the factor by which an RMS norm multiplies `count` numbers, given the sum of their
+/// squares.
+template <class T>
+SELECTIVE_SCAN_HD T norm_scale(T squares, int64_t count, double eps) {
+  const T mean = squares / static_cast<T>(count);
   return T(1) / __builtin_sqrt(mean + static_cast<T>(eps));
 }
 
@@ -78,7 +78,7 @@ class RowNorm {
         total.store(scratch.total + i);
         squares = squares + total * total;
       }
-      const R scale(norm_scale(squares, params.channels, params.eps));
+      const R scale(norm_scale(sum_of_lanes(squares), params.channels, params.eps));
       store(params.total, params, row, scratch.total);
       for (int64_t i = 0; i < params.channels; i += kWidth) {
         const R normed = R::load(scratch.total + i) * (scale * R::load(scratch.weight + i));
@@ -106,7 +106,7 @@ class RowNorm {
         squares = squares + total * total;
         products = products + R::load(scratch.other + i) * R::load(scratch.weight + i) * total;
       }
-      const T scale_value = norm_scale(squares, params.channels, params.eps);
+      const T scale_value = norm_scale(sum_of_lanes(squares), params.channels, params.eps);
       const R scale(scale_value);
       const R pull(scale_value * scale_value * scale_value * sum_of_lanes(products) /
                    static_cast<T>(params.channels));

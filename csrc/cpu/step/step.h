@@ -113,7 +113,7 @@ class StepPhases {
       const R r = R::load(row + i);
       squares = multiply_add(r, r, squares);
     }
-    const R scale(norm_scale(squares, params.dim, params.eps));
+    const R scale(norm_scale(sum_of_lanes(squares), params.dim, params.eps));
     visit_dtype(dtype, [&](auto* element) {
       using Element = std::remove_pointer_t<decltype(element)>;
       const Element* weight = static_cast<const Element*>(weights);
@@ -144,8 +144,7 @@ class StepPhases {
     for (const int64_t count : {params.rank, params.dstate, params.dstate}) {
       T squares = 0;
       for (int64_t i = 0; i < count; ++i) squares += row[i] * row[i];
-      const T mean = squares / static_cast<T>(count);
-      const T scale = T(1) / __builtin_sqrt(mean + static_cast<T>(params.inner_eps));
+      const T scale = norm_scale(squares, count, params.inner_eps);
       for (int64_t i = 0; i < count; ++i) out[i] = row[i] * scale;
       row += count;
       out += count;
