@@ -1,4 +1,4 @@
-"""Times transformers' MambaForCausalLM with its own functions and with selective_scan's
+"""Times transformers' Mamba or FalconMamba with its own functions and with selective_scan's
 integration.
 
 The model keeps its projections, norms and head. The head takes more time than the layers if these
@@ -12,6 +12,8 @@ pass of transformers' own path takes minutes.
 Example:
     pip install transformers
     python benchmarks/compare_transformers.py --layers 4 --hidden 768 --batch 2 --seqlen 512
+    python benchmarks/compare_transformers.py --model falcon_mamba --layers 64 --hidden 4096 \
+        --batch 1 --seqlen 64 --dtype bfloat16 --passes forward "64 new tokens"
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import time
@@ -39,10 +42,10 @@ from selective_scan.integrations.transformers import enable
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 try:
     import transformers
-    from transformers.models.mamba import modeling_mamba
 except ImportError:
     sys.exit("compare_transformers.py needs transformers: pip install 'transformers>=5'")
 
+_MODELS = ("mamba", "falcon_mamba")
 _PASSES = ("forward", "backbone forward", "forward + backward", "64 new tokens")
 _DTYPES = ("float32", "bfloat16")
 _LARGEST_DIFFERENCE = 1e-4  # between the paths in fp32
@@ -53,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = measuring_parser(__doc__)
     add = parser.add_argument
     # fmt: off
+    add("--model", choices=_MODELS, default="mamba")
     add("--layers", type=positive, default=4)
     add("--hidden", type=positive, default=768)
     add("--batch", type=positive, default=2)
@@ -83,25 +87,26 @@ def no_convolution(x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def next_to_nothing() -> Iterator[None]:
+def next_to_nothing(model: str) -> Iterator[None]:
     nothing = {
         "mamba_selective_scan": no_scan,
         "mamba_selective_state_update": no_update,
         "causal_conv1d_fn": no_convolution,
         "causal_conv1d_update": no_convolution,
     }
-    with unittest.mock.patch.multiple(modeling_mamba, **nothing):
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    with unittest.mock.patch.multiple(module, **nothing):
         yield
 
 
 def time_in_turn(
-    call: Callable[[], torch.Tensor], runs: int, budget: float
+    model: str, call: Callable[[], torch.Tensor], runs: int, budget: float
 ) -> tuple[dict[str, torch.Tensor], dict[str, Timing]]:
     """Returns the results of each path's first run, and the times of all runs."""
     paths = {
         "transformers": contextlib.nullcontext,
-        "selective_scan": lambda: enable(["mamba"]),
-        "no_scan": next_to_nothing,
+        "selective_scan": lambda: enable([model]),
+        "no_scan": lambda: next_to_nothing(model),
     }
     samples: dict[str, list[float]] = {name: [] for name in paths}
     first: dict[str, torch.Tensor] = {}
@@ -145,11 +150,15 @@ def main() -> int:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    config = transformers.MambaConfig(
-        num_hidden_layers=options.layers, hidden_size=options.hidden, use_cache=False
+    config = transformers.AutoConfig.for_model(
+        options.model,
+        num_hidden_layers=options.layers,
+        hidden_size=options.hidden,
+        use_cache=False,
     )
     dtype = DTYPES[options.dtype]
-    model = transformers.MambaForCausalLM(config).to(options.device, dtype)
+    with torch.device(options.device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     size = (options.batch, options.seqlen)
     tokens = torch.randint(config.vocab_size, size, device=options.device)
 
@@ -177,14 +186,14 @@ def main() -> int:
     for which in options.passes:
         call = functools.partial(calls[which], model)
         model.train(which == "forward + backward")
-        with enable(["mamba"]):
+        with enable([options.model]):
             call()  # starts threads, allocates memory, fills caches
-        results, times = time_in_turn(call, options.runs, options.budget)
+        results, times = time_in_turn(options.model, call, options.runs, options.budget)
+        may_differ = dtype != torch.float32 and calls[which] is generate
         exact = None
-        if dtype != torch.float32:
-            with enable(["mamba"]):
+        if dtype != torch.float32 and not may_differ:
+            with enable([options.model]):
                 exact = calls[which](copy.deepcopy(model).float()).double()
-        may_differ = dtype != torch.float32 and call.func is generate
         if not may_differ and (reason := complaint(results, exact)):
             sys.exit(f"{which}: {reason}")
         rows.append(
@@ -200,8 +209,8 @@ def main() -> int:
     environment = {
         **records.environment(options.device),
         "transformers": transformers.__version__,
-        "model": f"MambaForCausalLM, {options.layers} layers, hidden {options.hidden}, {size} "
-        f"tokens, {options.dtype}",
+        "model": f"{type(model).__name__}, {options.layers} layers, hidden {options.hidden}, "
+        f"{size} tokens, {options.dtype}",
     }
     print(
         f"{environment['device']}, torch {torch.__version__}, transformers "

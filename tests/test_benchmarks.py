@@ -162,9 +162,10 @@ def test_one_pass():
 
 
 @pytest.mark.slow
-def test_models_of_transformers_are_compared(tmp_path):
+@pytest.mark.parametrize("model", ["mamba", "falcon_mamba"])
+def test_models_of_transformers_are_compared(tmp_path, model):
     pytest.importorskip("transformers", reason="needs the package transformers")
-    few = ("--device", "cpu", "--hidden", "32", "--seqlen", "9", "--runs", "1")
+    few = ("--model", model, "--device", "cpu", "--hidden", "32", "--seqlen", "9", "--runs", "1")
     _, record = measure(tmp_path, "compare_transformers.py", *few, "--passes", "forward")
     assert len(timings(record)) == 3
 
