@@ -276,7 +276,9 @@ def _inner_norms_in(
     layers: Collection[nn.Module], norms: InnerNorms | None
 ) -> tuple[float, list[list[Tensor | None]]] | None:
     """Does what InnerNorms.found_in does. If there are no norms, eps is negative."""
-    return (-1.0, len(InnerNorms.NAMES) * [len(layers) * [None]]) if norms is None else norms.found_in(layers)
+    if norms is None:
+        return -1.0, len(InnerNorms.NAMES) * [len(layers) * [None]]
+    return norms.found_in(layers)
 
 
 def _kinds_of(columns: list[list[Tensor | None]]) -> list[int] | None:
