@@ -352,6 +352,7 @@ TABLES: dict[str, tuple[Callable[..., Table], tuple[str, ...]]] = {
         functools.partial(methods, shape="laptop-512", dtype="float32", threads=2), ("cpu_avx2",),
     ),
     "cuda transformers": (transformers, ("h200_transformers",)),
+    "falcon_mamba": (transformers, ("h200_falcon_mamba",)),
     "transformers": (transformers, ("cpu_transformers", "cpu_avx2_transformers")),
 }  # fmt: skip
 
