@@ -50,7 +50,6 @@ for torch in "$@"; do
 
   # Not with python -m, which would import the source tree's package instead of the wheel's.
   (cd "$folder" && "$environment/bin/python" "$root/tools/abi_smoke_test.py")
-  "$environment/bin/pytest" -q -n auto --dist loadgroup -m "not slow" -p no:cacheprovider \
-    "${tests[@]}"
+  "$environment/bin/pytest" -q -n auto --dist loadgroup -p no:cacheprovider "${tests[@]}"
   rm -rf "$environment"
 done

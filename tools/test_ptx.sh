@@ -7,7 +7,7 @@
 #     PYTHON    the Python of an environment for the tests, on a machine with nvcc and a GPU
 #     ARCH      75, for plans of a T4, or 80, for plans of an A100
 #     FOLDER    for the build, and for the driver's cache of compiled code
-#     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
+#     ARGUMENT  arguments for pytest, instead of all GPU tests
 set -euo pipefail
 [[ $# -ge 3 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ case $arch in
 esac
 mkdir -p "$folder"
 root=$PWD folder=$(cd "$folder" && pwd)
-[[ $# -gt 0 ]] || set -- -q -n auto --dist loadgroup -m "cuda and not slow" "$root/tests"
+[[ $# -gt 0 ]] || set -- -q -n auto --dist loadgroup -m cuda "$root/tests"
 
 USE_CUDA=1 TORCH_CUDA_ARCH_LIST=${arch:0:1}.${arch:1}-virtual "$python" setup.py build \
   --build-base "$folder/build" --build-lib "$folder/lib"

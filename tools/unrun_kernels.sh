@@ -4,13 +4,13 @@
 #   unrun_kernels.sh PYTHON FOLDER [ARGUMENT ...]
 #     PYTHON    the Python of an environment for the tests, with a GPU and the CUDA toolkit
 #     FOLDER    for the lists of kernels
-#     ARGUMENT  arguments for pytest, instead of all GPU tests that are not slow
+#     ARGUMENT  arguments for pytest, instead of all GPU tests
 set -euo pipefail
 [[ $# -ge 2 ]] || { sed -n 's/^#   //p' "$0" >&2 && exit 2; }
 cd "$(dirname "$0")/.."
 python=$1 folder=$2
 shift 2
-[[ $# -gt 0 ]] || set -- -q -n auto --dist loadgroup -m "cuda and not slow" tests
+[[ $# -gt 0 ]] || set -- -q -n auto --dist loadgroup -m cuda tests
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 rm -f "$folder"/launched.txt
