@@ -179,7 +179,7 @@ CASES = [
     BASE.with_(layers=5, d_model=96, d_inner=160),
     BASE.with_(d_model=208, d_inner=1616, rank=13, vocabulary=5, batch=3, steps=3),
     *(BASE.with_(d_model=784, d_inner=2096, weights=t, biases=("in_proj", "out_proj"), batch=rows)
-      for t in (BF16, HALF) for rows in (1, 16)),
+      for t in (BF16, HALF) for rows in (1, 7, 16)),
     BASE.with_(dstate=50, rank=32, batch=2, steps=3, slots=5, padding=1),
     # Lanes that take several states in turn, or several pairs of entries.
     BASE.with_(dstate=50, batch=8), BASE.with_(dstate=33, batch=15, slots=20, padding=4),
