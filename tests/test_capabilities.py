@@ -6,6 +6,8 @@ were not chosen solve problems, each in its own process.
 """
 
 import itertools
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -165,6 +167,32 @@ def test_an_unknown_capability_is_named():
     result = run("sse9", "-c", "import selective_scan; print(selective_scan.backends()['cpu'])")
     assert f"{VARIABLE} must be one of default" in result.stdout
     assert "got 'sse9'" in result.stdout
+
+
+def weak_symbols(objects: list[Path]) -> set[str]:
+    """Returns the symbols of which the linker keeps any one definition."""
+    printed = subprocess.run(["nm", "--defined-only", *objects], capture_output=True, check=True)
+    lines = (line.split() for line in printed.stdout.decode().splitlines())
+    return {words[2] for words in lines if len(words) == 3 and words[1] in "WVu"}
+
+
+def test_code_for_newer_processors_is_linked_nowhere_else():
+    """Otherwise the linker might replace another source's copy of a function by one with
+    instructions that the processor lacks."""
+    folders = sorted((Path(__file__).parents[1] / "build").glob("temp.linux*/_cpu"))
+    if not folders or shutil.which("nm") is None:
+        pytest.skip("needs the objects of a build, and nm")
+    for folder in folders:
+        objects = list(folder.glob("**/*.o"))
+        if any(b".debug_info" in path.read_bytes() for path in objects):
+            pytest.skip("a debug build inlines nothing, and is for one machine")
+        newer = [path for path in objects if path.name.startswith("avx")]
+        others = weak_symbols([path for path in objects if path not in newer])
+        assert others, folder
+        for name in ("avx2", "avx512"):
+            own = weak_symbols([path for path in newer if path.stem.split("_")[0] == name])
+            assert not own & others
+            others |= own
 
 
 def cuda_program(path):
