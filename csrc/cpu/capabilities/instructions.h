@@ -4,7 +4,7 @@
 // architecture without these instructions nothing is defined, and the part is empty.
 //
 // Processors with AVX-512 compute in fp64 with the kernels of AVX2: fp64 serves checks, and kernels
-// of its own would be a sixth of the library. SELECTIVE_SCAN_DOUBLE_KERNELS names the table to use,
+// of its own would be a seventh of the library. SELECTIVE_SCAN_DOUBLE_KERNELS names the table to use,
 // and SELECTIVE_SCAN_DEFINES_DOUBLES is defined where the part instantiates what is in it.
 #if !defined(SELECTIVE_SCAN_INSTRUCTION_SET)
 
@@ -35,7 +35,7 @@
 #define SELECTIVE_SCAN_CAPABILITY kDefaultCapability
 #define SELECTIVE_SCAN_DOUBLE_KERNELS kDefaultDoubleKernels
 #define SELECTIVE_SCAN_DEFINES_DOUBLES
-// Processors without AVX2 are rare among those of x86-64: -O1 halves the time to compile for them.
+// Few processors of x86-64 lack AVX2: -O1 spares almost half of the time to compile for them.
 #if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(__clang__)
 #pragma GCC optimize("O1")
 #endif
