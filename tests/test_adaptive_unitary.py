@@ -199,10 +199,10 @@ def scan_in_numpy(inputs, round_rotation: bool) -> np.ndarray:
     return h
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seqlen", "dim", "dstate", "factor"), [(65536, 8, 4, 4), (16384, 256, 1, 12)]
 )
-@pytest.mark.slow
 def test_phases_do_not_drift(seqlen, dim, dstate, factor, device):
     """The error of the last state is below `factor` times the cost of rounding theta and the
     rotation once per step. The factor is larger for many channels: a sum over them is itself
@@ -259,6 +259,7 @@ def test_several_threads(set_threads):
     check(Case(batch=3, dim=64, dstate=16, seqlen=130), "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -268,7 +269,6 @@ def test_several_threads(set_threads):
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_opcheck(case, device):
     arguments = tuple(make(case, device).values())
     ops = torch.ops.selective_scan

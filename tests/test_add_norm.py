@@ -232,8 +232,8 @@ def test_the_sum_is_hidden_where_nothing_is_added(device):
     assert total.data_ptr() == x.data_ptr()
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.slow
+@pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled(fullgraph):
     tensors, cotangents = make(AUTOCAST, "cpu")
     expected, gradients, _ = call(AUTOCAST, tensors, cotangents)

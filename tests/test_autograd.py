@@ -128,9 +128,9 @@ def test_several_gradients_at_once(way, call):
         assert_equal(several, torch.stack(entries))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, COTANGENTS])
 @pytest.mark.parametrize("name", ["layer", "layer of two directions"])
-@pytest.mark.slow
 def test_ops_that_are_called_for_each_entry(name, count, device):
     """Batches of a layer's op run entry by entry, also in torch.compile, which sees a layer as one
     op, while vmap alone sees its parts."""
@@ -217,11 +217,11 @@ OF_OPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dynamic"),
     [(name, True) for name in operator_calls.DIFFERENTIABLE] + [(name, False) for name in OF_OPS],
 )
-@pytest.mark.slow
 def test_compiled(name, dynamic, device):
     function, _ = make(name, device)
     compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -232,8 +232,8 @@ def test_compiled(name, dynamic, device):
         assert_same_gradients(actual, expected, leaves)
 
 
-@pytest.mark.parametrize("name", OF_OPS)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", OF_OPS)
 def test_compiled_autograd_of_an_eager_forward(name, device):
     function, leaves = make(name, device)
     results = function(*leaves)
@@ -245,8 +245,8 @@ def test_compiled_autograd_of_an_eager_forward(name, device):
     assert_equal(actual, expected)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.slow
+@pytest.mark.parametrize("bidirectional", [False, True])
 def test_compiled_autograd_of_a_model(bidirectional, device):
     """Compiled autograd works by its public switch, also for a second length in another graph."""
     model = S6(8, d_state=4, depth=2, bidirectional=bidirectional, device=device)

@@ -30,8 +30,8 @@ ENVIRONMENT = {
 PASSES = ("forward", "backward", "forward + backward")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
 @pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is Linux's")
 def test_a_program_starts_anew_to_keep_freed_memory():
     code = "import os; from harness.timing import keep_freed_memory; keep_freed_memory(); "
     code += "print(os.environ['GLIBC_TUNABLES'])"
@@ -137,8 +137,8 @@ OTHERS |= {"compare_transformers.py", "one_pass.py", "tables.py"}
 RECORDED = {command.split()[0] for _, command in PROGRAMS}
 
 
-@pytest.mark.parametrize(("fewest", "command"), PROGRAMS)
 @pytest.mark.slow
+@pytest.mark.parametrize(("fewest", "command"), PROGRAMS)
 def test_program(fewest, command, tmp_path):
     name, *arguments = command.split()
     picture = [tmp_path / "plot.png"] if arguments[-1] == "--plot" else []

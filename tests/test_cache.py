@@ -254,6 +254,7 @@ def test_a_cache_outlives_inference_mode(device):
         assert error(torch.cat(y, 1), model(x)) < BOUNDS[x.dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "lengths", "options"),
     [
@@ -264,7 +265,6 @@ def test_a_cache_outlives_inference_mode(device):
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_compiled(backend, lengths, options, device):
     model = model_of(device, **{"depth": 1} | options)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -275,8 +275,8 @@ def test_compiled(backend, lengths, options, device):
         cache.reset()
 
 
-@pytest.mark.parametrize("options", [{}, BOTH], ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"depth": 2}, BOTH], ids=str)
 def test_a_compiled_loop_of_any_sizes(options, device):
     model = model_of(device, **{"depth": 1} | options)
 
@@ -290,6 +290,7 @@ def test_a_compiled_loop_of_any_sizes(options, device):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "backend"),
     [
@@ -301,7 +302,6 @@ def test_a_compiled_loop_of_any_sizes(options, device):
         ),
     ],
 )
-@pytest.mark.slow
 def test_compiled_rows(kind, backend):
     cache = model_of(depth=1).allocate_cache(BATCH)
 

@@ -338,8 +338,8 @@ SMALL_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 def test_opcheck(case, device):
     problem = make(case, device)
     ops = torch.ops.selective_scan

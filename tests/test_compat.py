@@ -479,8 +479,8 @@ def test_a_step_without_a_layer_in_grad_mode_warns_once(compat_modules, name, mo
     assert f"{name} gives a result without a graph in grad mode too" in record.message
 
 
-@pytest.mark.parametrize("name", STEPS)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
 def test_a_compiled_step_without_a_layer_in_grad_mode(compat_modules, name):
     compiled = partial(torch.compile, fullgraph=True, backend="aot_eager")
     assert not take_step(name, requires_grad=True, wrapped_by=compiled).requires_grad

@@ -401,8 +401,8 @@ def test_a_refused_input_has_the_argument_s_name(bimamba_type):
 # --- compilers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bimamba_type", TYPES)
 @pytest.mark.slow
+@pytest.mark.parametrize("bimamba_type", TYPES)
 def test_compiled(bimamba_type):
     layer = make(bimamba_type, if_divide_out=True, init_layer_scale=0.5)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

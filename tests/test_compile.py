@@ -63,8 +63,8 @@ def test_opcheck_of_the_forward_op(case, device):
     opcheck_forward(forward, op_arguments(case, inputs_on(case, device), requires_grad=True))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op(case, device):
     forward, backward = ops()
     inputs = op_arguments(case, inputs_on(case, device))
@@ -83,8 +83,8 @@ def half_of_a_wider_tensor(like):
     return torch.cat((like, like), -1).chunk(2, -1)[1]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_opcheck_of_the_backward_op_that_is_given_gradients(case, device):
     inputs = op_arguments(case, inputs_on(case, device))
     out, last_state, states = ops()[0](*inputs, True)
@@ -210,12 +210,12 @@ def test_reentrant_checkpointing(device):
 # --- torch.compile --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [SMALL, SMALL.with_(complex=True, B="packed_grouped"), SMALL.with_(layout="channel_last")],
     ids=str,
 )
-@pytest.mark.slow
 def test_compiled_function_in_two_graphs(case, device):
     def scan(inputs):
         return selective_scan_fn(**inputs, delta_softplus=True, return_last_state=True)
@@ -244,8 +244,8 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(gradients([actual], inputs), gradients([expected], inputs))
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("options", KINDS, ids=str)
 def test_compiled_s6_in_two_graphs(options, device):
     model = S6(8, d_state=4, **options, device=device)
     counter = CompileCounterWithBackend("aot_eager")
@@ -292,6 +292,7 @@ def test_jit_trace_of_s6_with_gradients(device):
         assert error(*pair) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strict", "options"),
     [
@@ -305,7 +306,6 @@ def test_jit_trace_of_s6_with_gradients(device):
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_export_with_a_dynamic_length(strict, options, device):
     model = S6(8, d_state=4, **options, device=device)
     x = torch.randn(2, 40, 8, device=device)
@@ -316,8 +316,8 @@ def test_export_with_a_dynamic_length(strict, options, device):
         torch.testing.assert_close(program.module()(x), model(x))
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("options", KINDS, ids=str)
 def test_export_with_any_number_of_sequences(options, device):
     model = S6(8, d_state=4, **options, device=device)
     given = {

@@ -324,6 +324,7 @@ def test_rows_are_independent(device):
         assert gradient[others].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -334,7 +335,6 @@ def test_rows_are_independent(device):
     ],
     ids=str,
 )
-@pytest.mark.slow
 def test_opcheck(case, device):
     a, b, initial_state = make(case, device).values()
     ops, options = torch.ops.selective_scan, options_of(case, device)

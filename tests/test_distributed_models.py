@@ -130,8 +130,8 @@ def test_sequences(ranks, options):
     check_sequences(ranks, options, (9, 0, 2, 12))
 
 
-@pytest.mark.parametrize("around", ["ddp", "fsdp", "compile"])
 @pytest.mark.slow
+@pytest.mark.parametrize("around", ["ddp", "fsdp", "compile"])
 def test_sequences_within_others(ranks, around):
     depth = 1 if around == "compile" else 2  # compilation takes time
     check_sequences(ranks, {"bidirectional": True, "depth": depth}, (11, 9), around)
@@ -293,8 +293,8 @@ def go_on_elsewhere(group, data: list, device: str, shapes: list, folder: str) -
     return results
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_checkpoint_of_one_layout_is_one_of_all(ranks, first, tmp_path):
     data = [draw(1, 20) for _ in range(2)]
     shapes = [shape_of(ranks, 1), shape_of(ranks, 2), None]

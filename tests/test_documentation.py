@@ -175,10 +175,10 @@ def is_file_of(path: Path, name: str) -> bool:
     return len(found) == 1 or (bool(found) and ("*" in pattern[2:] or path.suffix == ".md"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "suffixes", [(".md",), (".py",), CXX], ids=lambda suffixes: " ".join(suffixes)
 )
-@pytest.mark.slow
 def test_files_are_called_by_their_names(suffixes):
     speakers = [path for path in FILES if path.suffix in suffixes]
     assert speakers

@@ -26,8 +26,8 @@ def needs_the_libraries_of_the_demo():
         pytest.importorskip(name)
 
 
-@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 @pytest.mark.slow
+@pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 def test_digits_learns_and_draws(tmp_path, device):
     picture = tmp_path / "digits.png"
     small = ["--epochs", "4", "--d-model", "32", "--depth", "1", "--batch-size", "32"]
@@ -56,6 +56,7 @@ def test_weight_decay_leaves_poles_and_skips_alone():
     assert set(decaying["params"]) == set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -65,7 +66,6 @@ def test_weight_decay_leaves_poles_and_skips_alone():
         (("--graphs",), "--graphs needs --device cuda, got --device cpu"),
     ],
 )
-@pytest.mark.slow
 def test_digits_refuses_bad_arguments(arguments, expected):
     result = run(*arguments)
     assert result.returncode == 2
@@ -139,9 +139,9 @@ def test_onnxruntime_generates_one_token_at_least():
     assert "--new-tokens must be at least 1" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_the_libraries_of_the_demo")
 @pytest.mark.parametrize("method", [(), ("--trapezoid",)], ids=["zoh", "trapezoid"])
-@pytest.mark.slow
 def test_parity_is_told_by_states_that_rotate(method, tmp_path):
     picture = tmp_path / "parity.png"
     few = ["--bits", "16", "--steps", "250", "--test-size", "200", "--measure-every", "125"]

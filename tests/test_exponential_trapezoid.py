@@ -196,8 +196,8 @@ def test_the_reference_may_be_asked_for():
         assert_same_bits(scan(**tensors, **options), expected)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [F32, F64])
 def test_compiled_with_interleaved_projections(dtype, device):
     case = BASE.with_(complex=True, B="interleaved", C="interleaved", dtype=dtype)
     compiled = torch.compile(exponential_trapezoid_fn, fullgraph=True, backend="aot_eager")

@@ -140,10 +140,10 @@ def test_fast_poles(dstate, dtype, is_complex, method, device):
     check(case, device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
 @pytest.mark.parametrize("is_complex", [False, True])
 @pytest.mark.parametrize(("dim", "seqlen"), [(4, 70), (4, 500), (37, 70)])
-@pytest.mark.slow
 def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
     """foh chooses among its forms by the sizes of the poles in a vector."""
     case = SMALL.with_(method="foh", complex=is_complex, dtype=dtype, dim=dim, dstate=11)
@@ -179,10 +179,10 @@ def test_poles_of_any_size(dtype, allowed, is_complex, seqlen, dim):
         assert not reason, (name, reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("is_complex", [False, True], ids=["real", "complex"])
 @pytest.mark.parametrize("dstate", [1, 2, 17])
-@pytest.mark.slow
 def test_slow_memories_do_not_drift(dstate, is_complex, method, device):
     """One-sided rounding errors of single steps would add up over all steps in memory."""
     slow = Case(batch=2, dim=16, groups=2, seqlen=1000, decay=1e-3, dstate=dstate)

@@ -220,8 +220,8 @@ def test_out_is_written_and_returned(name, changes, device):
 # --- opcheck, compilation, export, capture --------------------------------------------------------
 
 
-@each_of({name: it + OWN_SLOTS.get(name, []) for name, it in CASES.items()})
 @pytest.mark.slow
+@each_of({name: it + OWN_SLOTS.get(name, []) for name, it in CASES.items()})
 def test_opcheck(name, changes, device):
     operator, arguments = call_of(name, changes, device)
     if operator.takes_out and changes in CASES[name]:
@@ -247,8 +247,8 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
 @pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
 def test_other_sizes_do_not_compile_again(name, device):
     operator, _ = in_place(name, device)
 
@@ -272,8 +272,8 @@ BACKENDS += [
 ]
 
 
-@pytest.mark.parametrize(("name", "backend"), BACKENDS)
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), BACKENDS)
 def test_compiled_code_changes_the_states_in_place(name, backend, device):
     operator, arguments = in_place(name, device)
     other = copy_of(arguments)

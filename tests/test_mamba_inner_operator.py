@@ -63,9 +63,9 @@ NO_PROJECTION = {"out_proj_weight": None, "out_proj_bias": None}
 of_forms = pytest.mark.parametrize("form", FORMS)
 
 
+@pytest.mark.slow
 @of_forms
 @pytest.mark.parametrize("autocast_dtype", [None, torch.bfloat16], ids=str)
-@pytest.mark.slow
 def test_opcheck(autocast_dtype, form, device):
     case = BASE.with_(seqlen=40)
     has_input = "input" in form

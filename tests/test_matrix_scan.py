@@ -350,8 +350,8 @@ OP_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", OP_CASES, ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
 def test_opcheck(case, device):
     ops = torch.ops.selective_scan
     opcheck_forward(ops.matrix_scan_fwd.default, op_arguments(case, True, device))

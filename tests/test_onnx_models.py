@@ -63,8 +63,8 @@ def test_both_directions_of_any_size(opset, tmp_path):
     check(mixers()[1], rows(*ROWS), tmp_path / "model.onnx", opset)
 
 
-@needs_pytorch("2.13", "turns of any length")
 @pytest.mark.slow
+@needs_pytorch("2.13", "turns of any length")
 def test_states_that_rotate(tmp_path):
     model = s6(dt_min=0.2, dt_max=1.0, rotary=True)
     check(model, rows(*ROWS), tmp_path / "model.onnx")

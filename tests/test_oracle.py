@@ -32,8 +32,8 @@ def cases():
         yield base.with_(cotangents=("last_state",))
 
 
-@pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
 @pytest.mark.slow
+@pytest.mark.parametrize("case", dict.fromkeys(cases()), ids=str)
 def test_oracle(case):
     inputs, options = inputs_on(case, "cpu"), make(case).options
     by_reference = selective_scan_ref(**inputs, **options, return_last_state=True)

@@ -115,6 +115,7 @@ def test_wheel_serves_every_python(setup):
     assert platform != "any"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
@@ -125,7 +126,6 @@ def test_wheel_serves_every_python(setup):
     ],
     ids=["no torch", "old torch", "old setuptools", "no compiler"],
 )
-@pytest.mark.slow
 def test_what_is_missing_is_said_in_one_sentence(prepare, expected):
     code = (
         f"import runpy, sys; {prepare}; sys.argv[1:] = ['build_ext']; "

@@ -121,7 +121,6 @@ def test_what_is_not_finite_stays_in_its_sequence(changes, device):
     is_wide=st.booleans(),
     dim=st.sampled_from([1, 5, 40]),
 )
-@pytest.mark.slow
 def test_random_boundaries(lengths, ends, reverse, layout, is_wide, dim, device):
     bounds = tuple(itertools.accumulate(lengths, initial=ends[0]))
     case = Case(

@@ -348,8 +348,8 @@ def test_an_input_of_another_dtype_is_refused_as_by_the_modules():
 # --- compiled code --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["S6", "MambaMixer"])
 def test_compiled_code_calls_the_operator(kind):
     model = model_of()
     model = model if kind == "S6" else model.layers[0]

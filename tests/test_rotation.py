@@ -79,7 +79,6 @@ def test_results_have_their_inputs_dtypes(dtype):
         assert (value.double() - expected).abs().max() <= bound * expected.abs().max()
 
 
-@pytest.mark.slow
 def test_gradcheck():
     tensors = [value.requires_grad_() for value in make(2, seqlen=3)[3:]]
     torch.autograd.gradcheck(rotate_states, tensors)

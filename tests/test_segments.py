@@ -65,8 +65,8 @@ def test_matches_the_reference(case):
     check(case)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_angles_add_up_without_loss(method):
     """Over many steps a segment rotates a state by angles whose sum no float32 holds."""
     random = generator(method)

@@ -139,8 +139,8 @@ def test_loss_logits_and_gradients(kind, is_training, padding, device):
     assert_as_exact(problems, 1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16(kind, device):
     problems = [(make(kind, device, torch.bfloat16), draw(device, padding=5)) for _ in range(8)]
     assert_as_exact(problems, 0.02)
@@ -234,8 +234,8 @@ def test_gradient_checkpointing(kind, device):
         assert_near(solve(model, inputs), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_model(kind, device):
     model, inputs = make(kind, device).train(), draw(device)
     with integration.enable():

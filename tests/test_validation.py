@@ -118,7 +118,6 @@ def changed_calls(draw):
 
 @fresh(max_examples=400)
 @given(call=changed_calls())
-@pytest.mark.slow
 def test_random_calls_have_the_same_outcome_everywhere(call, device):
     """All accept a call, or all refuse it with one message, which begins with an argument's
     name."""

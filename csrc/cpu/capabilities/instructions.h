@@ -4,7 +4,7 @@
 // architecture without these instructions nothing is defined, and the part is empty.
 //
 // Processors with AVX-512 compute in fp64 with the kernels of AVX2: fp64 serves checks, and kernels
-// of its own would be a seventh of the library. SELECTIVE_SCAN_DOUBLE_KERNELS names the table to
+// of its own would be a sixth of the library. SELECTIVE_SCAN_DOUBLE_KERNELS names the table to
 // use, and SELECTIVE_SCAN_DEFINES_DOUBLES is defined where the part instantiates what is in it.
 #if !defined(SELECTIVE_SCAN_INSTRUCTION_SET)
 
